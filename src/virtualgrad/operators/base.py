@@ -1,0 +1,158 @@
+"""The contract of an operator T, and the transaction that its state follows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from virtualgrad.errors import OperatorError, ShapeChangedError
+from virtualgrad.sites import Site
+
+SiteState = dict[str, Tensor]
+"""Named tensors that an operator keeps for one site."""
+
+
+class Operator(Protocol):
+    """T: takes g = dJ/dsigma and the site, returns T(g) with g's shape and dtype."""
+
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        """Return T(g)."""
+        ...
+
+
+class StatefulOperator(ABC):
+    """An operator with a state per site that changes in steps, all sites together or none.
+
+    Calls during the backward pass only prepare the new state; :meth:`commit` makes it the state
+    (an optimizer does so in ``step()``, :func:`virtualgrad.virtual_grad` at its end), and
+    :meth:`rollback` forgets it. So a step that is skipped, or fails halfway, loses nothing.
+
+    Attributes:
+        state: site key -> named tensors, as of the last commit.
+    """
+
+    def __init__(self) -> None:
+        self.state: dict[str, SiteState] = {}
+
+    @abstractmethod
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        """Return T(g), and prepare the new state of the site."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Make the prepared state the state."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Forget the prepared state."""
+
+    def nonfinite_sites(self) -> list[str]:
+        """Keys of the sites whose prepared state is NaN or infinite, first one first."""
+        return []
+
+
+class Compose(StatefulOperator):
+    """compose(A, B, C)(g) = A(B(C(g))): the rightmost acts first, as in the notation A B C g."""
+
+    def __init__(self, *operators: Operator) -> None:
+        if not operators:
+            raise OperatorError.of(
+                given="compose() of no operators",
+                allowed="one operator or more",
+                todo="use operators.identity for no change",
+            )
+        self.operators = operators
+
+    @property
+    def stateful(self) -> list[StatefulOperator]:
+        """The members that keep a state, in order."""
+        return [o for o in self.operators if isinstance(o, StatefulOperator)]
+
+    @property
+    def state(self) -> dict[str, SiteState]:  # type: ignore[override]
+        """State of all members: names carry the position of the member, as in ``"0.r"``."""
+        merged: dict[str, SiteState] = {}
+        for position, operator in enumerate(self.stateful):
+            for key, tensors in operator.state.items():
+                names = {f"{position}.{name}": tensor for name, tensor in tensors.items()}
+                merged.setdefault(key, {}).update(names)
+        return merged
+
+    @state.setter
+    def state(self, merged: dict[str, SiteState]) -> None:
+        for position, operator in enumerate(self.stateful):
+            prefix = f"{position}."
+            operator.state = {
+                key: {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+                for key, tensors in merged.items()
+            }
+
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        """Return the composition of the members on g."""
+        for operator in reversed(self.operators):
+            g = apply_operator(operator, g, site)
+        return g
+
+    def commit(self) -> None:
+        """Commit every member."""
+        for operator in self.stateful:
+            operator.commit()
+
+    def rollback(self) -> None:
+        """Roll back every member."""
+        for operator in self.stateful:
+            operator.rollback()
+
+    def nonfinite_sites(self) -> list[str]:
+        """Keys of the sites that any member found not finite."""
+        return [key for operator in self.stateful for key in operator.nonfinite_sites()]
+
+
+def compose(*operators: Operator) -> Compose:
+    """compose(A, B, C)(g) = A(B(C(g)))."""
+    return Compose(*operators)
+
+
+def apply_operator(operator: Operator, g: Tensor, site: Site) -> Tensor:
+    """Return T(g), or an error that names the site if it does not fit."""
+    result = operator(g, site)
+    if not isinstance(result, Tensor):
+        raise OperatorError.of(
+            given=f"operator {_name(operator)} returned {type(result).__name__} at {site.key}",
+            allowed="a tensor with the shape and dtype of g",
+            todo="return a tensor from the operator",
+        )
+    if result.shape != g.shape or result.dtype != g.dtype or result.device != g.device:
+        raise OperatorError.of(
+            given=f"operator {_name(operator)} returned {_describe(result)} at {site.key}",
+            allowed=f"what g has there, {_describe(g)}",
+            todo="keep shape, dtype and device of g inside the operator",
+        )
+    return result
+
+
+def require_shape(key: str, found: Sequence[int], kept: Sequence[int], todo: str) -> None:
+    """Raise if the state kept for a site does not fit the sigma that was found there now."""
+    if tuple(found) != tuple(kept):
+        raise ShapeChangedError.of(
+            given=f"sigma at {key} needs a state of shape {tuple(found)}",
+            allowed=f"the shape that its state has since the first step, {tuple(kept)}",
+            todo=todo,
+        )
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+
+
+def _name(operator: object) -> str:
+    return getattr(operator, "__name__", type(operator).__name__)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which squares of g are summed: at least float32."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

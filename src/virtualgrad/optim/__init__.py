@@ -1,0 +1,12 @@
+"""Step 4 of the flow: from the virtual gradient to the new parameters.
+
+model -> sites -> T -> virtual gradient -> **update**
+
+``descent`` is virtual gradient descent with any operator T, ``svgd`` is the paper's Algorithm 1,
+``update`` holds the update as plain functions, ``checks`` what a user may give.
+"""
+
+from virtualgrad.optim.descent import VirtualGradientDescent
+from virtualgrad.optim.svgd import SVGD
+
+__all__ = ["SVGD", "VirtualGradientDescent"]

@@ -1,0 +1,155 @@
+"""Checks of what a user gives to an optimizer: each error says given, allowed, next step."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from virtualgrad.errors import (
+    ClaimedParameterError,
+    HyperparameterError,
+    ModelError,
+    StateDictError,
+)
+from virtualgrad.virtual import attachments_of
+
+RANGES: dict[str, tuple[str, float, bool, float]] = {
+    # name: what it is, lowest value, whether that value itself is allowed, first value too high
+    "lr": ("alpha, the learning rate", 0.0, True, math.inf),
+    "scale": ("s, the scaling coefficient", 0.0, True, math.inf),
+    "rho": ("the decay of r", 0.0, True, 1.0),
+    "eps": ("added to r under the root", 0.0, False, math.inf),
+    "momentum": ("of the virtual gradient", 0.0, True, 1.0),
+    "weight_decay": ("decoupled from the gradient", 0.0, True, math.inf),
+}
+
+
+def require_in_range(name: str, value: Any) -> None:
+    """Raise unless a hyperparameter lies in its range."""
+    meaning, low, closed, high = RANGES[name]
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if is_number and (low <= number if closed else low < number) and number < high:
+        return
+    below = f" and {name} < {high:g}" if math.isfinite(high) else ", finite"
+    raise HyperparameterError.of(
+        given=f"{name}={value!r}",
+        allowed=f"{name} ({meaning}) {'>=' if closed else '>'} {low:g}{below}",
+        todo=f"choose {name} in that range",
+    )
+
+
+def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise unless an option is one of its choices."""
+    if value not in choices:
+        raise HyperparameterError.of(
+            given=f"{name}={value!r}",
+            allowed=" or ".join(repr(choice) for choice in choices),
+            todo=f"choose one of them for {name}",
+        )
+
+
+def require_parameters(parameters: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Raise for a model with nothing to train."""
+    if not parameters:
+        raise ModelError.of(
+            given=f"{type(model).__name__}, a model without parameters",
+            allowed="a torch.nn.Module with at least one parameter",
+            todo="pass the model that holds the parameters",
+        )
+
+
+def require_model(model: Any) -> None:
+    """Raise where ``model.parameters()`` was passed, as other optimizers take it."""
+    if not isinstance(model, nn.Module):
+        raise ModelError.of(
+            given=f"a {type(model).__name__} in place of the model",
+            allowed="a torch.nn.Module: virtual gradients depend on the ops, not only on parameters",
+            todo="pass the model itself; name some of its parameters with params=",
+        )
+
+
+def require_unclaimed(parameters: Iterable[tuple[str, Tensor]], model: nn.Module) -> None:
+    """Raise if another optimizer with virtual gradients has one of the parameters already."""
+    wanted = list(parameters)
+    if _claimed(wanted, model) is not None:
+        gc.collect()  # an optimizer that nobody holds any more may sit in a reference cycle
+    name = _claimed(wanted, model)
+    if name is not None:
+        raise ClaimedParameterError.of(
+            given=f"parameter {name!r}, which another optimizer with virtual gradients has already",
+            allowed="one such optimizer per parameter",
+            todo="call detach() on the other optimizer, or name disjoint params= for each",
+        )
+
+
+def _claimed(wanted: list[tuple[str, Tensor]], model: nn.Module) -> str | None:
+    for attachment in attachments_of(model):
+        for name, parameter in wanted:
+            if attachment.intercept.tracks(parameter):
+                return name
+    return None
+
+
+def require_fitting_state(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
+    """Raise unless a state_dict was saved for this model by this kind of optimizer."""
+    saved = state_dict.get("param_groups")
+    if not isinstance(saved, list) or not isinstance(state_dict.get("state"), Mapping):
+        raise _unfit("no 'state' and 'param_groups'", "a state_dict of this optimizer")
+    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
+        given = [len(group["params"]) for group in saved]
+        ours = [len(group["params"]) for group in groups]
+        raise _unfit(f"groups of {given} parameters", f"groups of {ours}")
+    for theirs, mine in zip(saved, groups, strict=True):
+        missing = sorted(set(mine) - set(theirs) - {"param_names"})
+        if missing:
+            raise _unfit(f"no {missing[0]!r} in param_groups", f"groups with {sorted(mine)}")
+        for other, name in zip(theirs.get("param_names", ()), mine["param_names"], strict=False):
+            if other != name:
+                raise _unfit(f"a state of parameter {other!r}", f"{name!r} in its place")
+    _require_fitting_shapes(state_dict, groups)
+
+
+def _require_fitting_shapes(
+    state_dict: Mapping[str, Any], groups: list[dict[str, Any]]
+) -> None:
+    shapes = state_dict.get("virtualgrad", {}).get("shapes", {})
+    for group in groups:
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            saved = tuple(shapes.get(name, parameter.shape))
+            if saved != tuple(parameter.shape):
+                raise _unfit(
+                    f"{name!r} of shape {saved}", f"its shape {tuple(parameter.shape)} here"
+                )
+
+
+def _unfit(given: str, allowed: str) -> StateDictError:
+    error = StateDictError.of(
+        given=f"a state_dict with {given}",
+        allowed=allowed,
+        todo="load the state_dict of the same optimizer on the same model; nothing was changed",
+    )
+    assert isinstance(error, StateDictError)  # noqa: S101 - of() builds its own class
+    return error
+
+
+def first_nonfinite(named_grads: Sequence[tuple[str, Tensor]]) -> str | None:
+    """Name of the first gradient with a NaN or an infinity; one synchronisation per device."""
+    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+    for name, grad in named_grads:
+        values = grad._values() if grad.is_sparse else grad
+        if values.numel():
+            by_device.setdefault(values.device, []).append((name, values))
+    for entries in by_device.values():
+        # The largest magnitude of each tensor: unlike a sum, it does not overflow by itself.
+        largest = torch._foreach_norm([values for _, values in entries], float("inf"))
+        finite = torch.stack([value.to(torch.float32) for value in largest]).isfinite().tolist()
+        for (name, _), ok in zip(entries, finite, strict=True):
+            if not ok:
+                return name
+    return None

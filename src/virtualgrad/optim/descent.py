@@ -1,0 +1,280 @@
+r"""Virtual gradient descent for any operator T, as a torch.optim.Optimizer.
+
+    theta_k <- theta_k - alpha * (virtual gradient of theta_k)            (the paper's iteration)
+
+The virtual gradients come from encapsulation 1: while the optimizer is attached to the model,
+``loss.backward()`` leaves them in ``.grad``. What remains for ``step()`` is the update of SGD.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from virtualgrad.errors import DetachedError, ModelError, NonFiniteError
+from virtualgrad.operators import Operator, StatefulOperator, identity
+from virtualgrad.optim import checks
+from virtualgrad.optim.update import decay, descend
+from virtualgrad.sites import Where, every_linear_site
+from virtualgrad.virtual import Attachment, Intercept, named_parameters, unwrap
+
+Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
+
+
+class VirtualGradientDescent(Optimizer):
+    """Gradient descent along virtual gradients with any operator T.
+
+    Args:
+        model: the model whose ops are to be seen. It stays as it is, but for its backward pass.
+        lr: alpha, the learning rate.
+        operator: T, any callable ``(g, site) -> tensor of g's shape``.
+        momentum: momentum on the virtual gradient.
+        weight_decay: decoupled weight decay.
+        where: which of the linear sites T acts on; by default all of them.
+        params: parameters of the model to optimize, or groups of them with their own ``lr``,
+            ``momentum`` and ``weight_decay``, as in torch.optim. By default all.
+        batch_dim: the axis of the inputs that counts samples.
+        nonfinite: what ``step()`` does on a NaN or infinite gradient: ``"raise"`` an error or
+            ``"skip"`` the step. Parameters and state stay as they were in both cases.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | Tensor,
+        operator: Operator = identity,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        where: Where | None = None,
+        params: Params | None = None,
+        batch_dim: int = 0,
+        nonfinite: str = "raise",
+        **defaults: Any,
+    ) -> None:
+        checks.require_model(model)
+        checks.require_choice("nonfinite", nonfinite, ("raise", "skip"))
+        named = named_parameters(model)
+        checks.require_parameters(named, model)
+        defaults |= {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        for name, value in defaults.items():
+            checks.require_in_range(name, value)
+        self.model = unwrap(model)
+        self.operator = operator
+        self.nonfinite = nonfinite
+        self._group_index: dict[str, int] = {}
+        self._attachment: Attachment | None = None
+        super().__init__(self._named_groups(params, named), defaults)
+        this = weakref.ref(self)  # the model must not keep its optimizer alive
+
+        def group_of(name: str) -> int:
+            optimizer = this()
+            return -1 if optimizer is None else optimizer._group_index[name]
+
+        intercept = Intercept(
+            dict(self._named_parameters()),
+            operator,
+            where=where or every_linear_site,
+            group_of=group_of,
+            batch_dim=batch_dim,
+        )
+        self._attachment = Attachment(model, intercept)
+        weakref.finalize(self, self._attachment.detach)
+
+    # ---------------------------------------------------------------- attachment
+
+    def detach(self) -> None:
+        """Put the model back as it was; the optimizer cannot step any more."""
+        if self._attachment is not None:
+            self._attachment.detach()
+
+    def __enter__(self) -> VirtualGradientDescent:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.detach()
+
+    def _attached(self) -> Attachment:
+        attachment = getattr(self, "_attachment", None)
+        if attachment is None or not attachment.active:
+            raise DetachedError.of(
+                given=f"{type(self).__name__} that is not attached to a model: detached, copied or "
+                "unpickled",
+                allowed="an attached optimizer: without one, gradients are plain ones",
+                todo=f"make a new {type(self).__name__}(model, ...) and load_state_dict into it",
+            )
+        return attachment
+
+    # ---------------------------------------------------------------- groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the model, as torch.optim does; new layers are attached, too."""
+        if self._attachment is None:  # called by the constructor: names are there already
+            group = param_group
+        else:
+            self._attached().refresh()
+            (group,) = self._named_groups([param_group], named_parameters(self.model))
+        for name in self.defaults:
+            checks.require_in_range(name, group.get(name, self.defaults[name]))
+        checks.require_unclaimed(
+            [(n, p) for n, p in group["params"] if self._group_index.get(n) is None], self.model
+        )
+        names = [name for name, _ in group["params"]]
+        super().add_param_group(group)
+        self._group_index |= dict.fromkeys(names, len(self.param_groups) - 1)
+        if self._attachment is not None:
+            self._attached().intercept.track(dict(self._named_parameters()))
+
+    def _named_groups(
+        self, params: Params | None, named: Mapping[str, Tensor]
+    ) -> list[dict[str, Any]]:
+        """Groups of (name, parameter), whatever form the user gave them in."""
+        if params is None:
+            return [{"params": list(named.items())}]
+        if isinstance(params, Tensor):
+            params = [params]
+        given: list[Any] = list(params)
+        if not given:
+            raise ModelError.of(
+                given="empty params=", allowed="at least one parameter", todo="leave out params="
+            )
+        groups = given if isinstance(given[0], dict) else [{"params": given}]
+        names = {id(parameter): name for name, parameter in named.items()}
+        result = []
+        for group in groups:
+            entries = group["params"]
+            entries = [entries] if isinstance(entries, Tensor) else list(entries)
+            tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
+            for position, tensor in enumerate(tensors):
+                if id(tensor) not in names:
+                    raise ModelError.of(
+                        given=f"entry {position} of params=, which is no parameter of the model",
+                        allowed="parameters of the model",
+                        todo="take them from model.parameters() or model.named_parameters()",
+                    )
+            result.append({**group, "params": [(names[id(t)], t) for t in tensors]})
+        return result
+
+    def _named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        for group in self.param_groups:
+            yield from zip(group["param_names"], group["params"], strict=True)
+
+    # ---------------------------------------------------------------- steps
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and what an operator has prepared from them."""
+        super().zero_grad(set_to_none)
+        if isinstance(self.operator, StatefulOperator):
+            self.operator.rollback()
+        if self._attachment is not None:
+            self._attachment.intercept.end_step()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Make one step along the virtual gradients that backward has left in ``.grad``."""
+        attachment = self._attached()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._refuse_nonfinite():
+            return loss
+        for group in self.param_groups:
+            self._step_group(group)
+        if isinstance(self.operator, StatefulOperator):
+            self.operator.commit()
+        attachment.intercept.end_step()
+        return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        params = [p for p in group["params"] if p.grad is not None]
+        if not params:
+            return
+        momentum = group["momentum"]
+        buffers = [self.state[p].get("momentum_buffer") if momentum else None for p in params]
+        decay(params, lr=group["lr"], weight_decay=group["weight_decay"])
+        made = descend(params, [p.grad for p in params], buffers, lr=group["lr"], momentum=momentum)
+        if momentum:
+            for parameter, buffer in zip(params, made, strict=True):
+                self.state[parameter]["momentum_buffer"] = buffer
+
+    def _refuse_nonfinite(self) -> bool:
+        """Whether to skip this step for a NaN or infinite gradient; forget it, or raise."""
+        stateful = isinstance(self.operator, StatefulOperator)
+        places = self.operator.nonfinite_sites() if stateful else []  # type: ignore[union-attr]
+        if not places:
+            grads = [(name, p.grad) for name, p in self._named_parameters() if p.grad is not None]
+            place = checks.first_nonfinite(grads)
+            places = [] if place is None else [place]
+        if not places:
+            return False
+        if stateful:
+            self.operator.rollback()  # type: ignore[union-attr]
+        if self.nonfinite == "skip":
+            return True
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        raise NonFiniteError.of(
+            given=f"a NaN or infinite gradient at {places[0]}{more}",
+            allowed="finite gradients; parameters and state are as they were before this step",
+            todo="look at the inputs and the loss of this batch, lower lr, or pass "
+            "nonfinite='skip' to skip such steps",
+        )
+
+    # ---------------------------------------------------------------- state_dict
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch.optim; the state of T stands at the first parameter of each site."""
+        packed = super().state_dict()
+        shapes = {name: tuple(p.shape) for name, p in self._named_parameters()}
+        packed["virtualgrad"] = {"version": 1, "shapes": shapes}
+        if isinstance(self.operator, StatefulOperator):
+            index = {name: i for i, (name, _) in enumerate(self._named_parameters())}
+            for key, tensors in self.operator.state.items():
+                owner = index[self._attached().intercept.owners[key]]
+                for name, tensor in tensors.items():
+                    packed["state"].setdefault(owner, {})[f"{name}@{key}"] = tensor
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch.optim; it may come before the first forward. All of it, or nothing."""
+        attachment = self._attached()
+        checks.require_fitting_state(state_dict, self.param_groups)
+        named = list(self._named_parameters())
+        operator_state: dict[str, dict[str, Tensor]] = {}
+        plain_state: dict[Any, dict[str, Any]] = {}
+        owners: dict[str, str] = {}
+        for index, entries in state_dict["state"].items():
+            name, parameter = named[index]
+            for entry, value in entries.items():
+                kind, at, key = entry.partition("@")
+                if at:  # torch would cast r to the dtype of the parameter
+                    tensor = value.detach().clone().to(parameter.device)
+                    operator_state.setdefault(key, {})[kind] = tensor
+                    owners[key] = name
+                else:
+                    plain_state.setdefault(index, {})[entry] = value
+        super().load_state_dict({**state_dict, "state": plain_state})
+        if isinstance(self.operator, StatefulOperator):
+            self.operator.rollback()
+            self.operator.state = operator_state
+        attachment.intercept.owners = owners
+
+    def __repr__(self) -> str:
+        """One line for the optimizer, one for each group."""
+        count = sum(p.numel() for _, p in self._named_parameters())
+        attached = getattr(self, "_attachment", None) is not None and self._attachment.active  # type: ignore[union-attr]
+        lines = [f"{type(self).__name__} on {self._title()}: {count:,} parameters"]
+        lines[0] += "" if attached else " (detached)"
+        for number, group in enumerate(self.param_groups):
+            numbers = ", ".join(f"{name}={group[name]:g}" for name in self.defaults)
+            lines.append(f"  group {number}: {len(group['params'])} tensors, {numbers}")
+        return "\n".join(lines)
+
+    def _title(self) -> str:
+        model = getattr(self, "model", None)
+        return "no model" if model is None else type(model).__name__

@@ -1,0 +1,318 @@
+"""Which torch functions are linear in which argument: the knowledge of encapsulation 1.
+
+A torch function that meets a parameter is one of three kinds:
+
+* **transparent**: a view, a copy or a cast; the parameter is still itself behind it, and the site
+  is the first op that computes with it (:data:`TRANSPARENT`);
+* **linear** (affine) in the arguments that its :class:`FunctionRule` names (:data:`LINEAR`);
+* anything else: not linear, so T is the identity there and the plain gradient flows.
+
+The table of encapsulation 2, written independently of this one, is :mod:`.nodes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Arguments = Mapping[str, Any]
+AxesOf = Callable[[int, str, Tensor, Arguments], set[int]]
+"""(rank of sigma, name of the argument, the argument, all arguments) -> axes of sigma it makes."""
+
+
+def broadcast(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """Axes along which an operand, aligned at the last axis, differs (size over 1, no expand)."""
+    first = rank - operand.dim()
+    sizes = zip(operand.shape, operand.stride(), strict=True)
+    return {first + i for i, (size, stride) in enumerate(sizes) if size > 1 and stride != 0}
+
+
+def every(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """All axes: sigma is made of the parameter alone."""
+    return set(range(rank))
+
+
+def last(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The last axis: features."""
+    return {rank - 1}
+
+
+def channel(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The channel axis of (N, C, ...)."""
+    return {1} if operand.numel() > 1 and rank > 1 else set()
+
+
+def convolution(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The channel axis of (N, C, *space), or of (C, *space) without a batch."""
+    space = arguments["weight"].dim() - 2
+    return {rank - 1 - space}
+
+
+def normalized(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The trailing axes that layer and RMS norm scale element by element."""
+    return set(range(rank - operand.dim(), rank))
+
+
+def matmul(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """Rows of a left operand, columns of a right one, and its own batch axes."""
+    left, right = (arguments[key] for key in _matmul_names(arguments))
+    if operand.dim() == 1:
+        return set()
+    if operand is right:
+        own, batch_rank = rank - 1, rank - (2 if left.dim() > 1 else 1)
+    else:
+        own, batch_rank = rank - (2 if right.dim() > 1 else 1), rank - (2 if right.dim() > 1 else 1)
+    batch = operand.flatten(-2)[..., 0] if operand.dim() > 2 else None  # noqa: PLR2004
+    return {own} if batch is None else {own} | broadcast(batch_rank, name, batch, arguments)
+
+
+def _matmul_names(arguments: Arguments) -> tuple[str, str]:
+    for names in (("mat1", "mat2"), ("batch1", "batch2"), ("mat", "vec"), ("input", "mat2")):
+        if names[0] in arguments and names[1] in arguments:
+            return names
+    second = next(name for name in ("other", "vec", "vec2", "tensor") if name in arguments)
+    return "input", second
+
+
+def addmm(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """A matrix product with an addend that broadcasts."""
+    rule = broadcast if name == "input" else matmul
+    return rule(rank, name, operand, arguments)
+
+
+def einsum(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """Axes whose letter stands in the operand's subscripts."""
+    inputs, arrow, output = arguments["equation"].replace(" ", "").partition("->")
+    subscripts = inputs.split(",")
+    if "..." in inputs:  # the operand's own axes cannot be told from those of the ellipsis
+        return set(range(rank))
+    if not arrow:
+        letters = sorted(set(inputs) - {","})
+        output = "".join(letter for letter in letters if inputs.count(letter) == 1)
+    mine = subscripts[int(name.removeprefix("operands[").removesuffix("]"))]
+    return {axis for axis, letter in enumerate(output) if letter in mine}
+
+
+def tensordot(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The operand's axes that are not contracted: first those of a, then those of b."""
+    contracted = arguments.get("dims", 2)
+    count = contracted if isinstance(contracted, int) else len(contracted[0])
+    kept = operand.dim() - count
+    return set(range(kept)) if name == "a" else set(range(rank - kept, rank))
+
+
+def concatenated(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The operand's own axes along which it differs; the rest comes from its neighbours."""
+    return broadcast(rank, name, operand, arguments)
+
+
+def selected(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """All axes but the one that the index makes."""
+    return set(range(rank)) - {int(arguments["dim"]) % rank}
+
+
+def indexed(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """All axes behind those of a single index tensor; all of them for any other index."""
+    index = arguments["index"]
+    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if isinstance(index, Tensor) and index.dtype not in (torch.bool, torch.uint8):
+        return set(range(index.dim(), rank))
+    return set(range(rank))
+
+
+@dataclass(frozen=True)
+class FunctionRule:
+    """Where a torch function is linear.
+
+    Attributes:
+        op: name of the op.
+        names: names of the positional arguments, in order.
+        roles: the arguments in which the function is linear, and what each is to it.
+        axes: which axes of sigma come from such an argument.
+        foldable: see :func:`.site.read_layout`.
+        pull_back: a function with the same arguments, the same derivative and no side effect, run
+            to get the pull-back into the parameter; None: the function itself.
+        in_place: whether the function overwrites its first argument.
+    """
+
+    op: str
+    names: tuple[str, ...]
+    roles: Mapping[str, str]
+    axes: AxesOf
+    foldable: bool = True
+    pull_back: Callable[..., Tensor] | None = None
+    in_place: bool = False
+
+    def bind(self, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
+        """Give every argument its name."""
+        if self.op == "einsum":  # einsum(equation, *operands), or a list of operands
+            operands = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else args[1:]
+            return {"equation": args[0], "operands": operands}
+        return dict(zip(self.names, args, strict=False)) | dict(kwargs)
+
+    def operands(self, bound: Arguments) -> Iterator[tuple[str, str, Tensor]]:
+        """Yield (name, role, tensor) of every argument in which the function is linear."""
+        for name, role in self.roles.items():
+            value = bound.get(name)
+            if isinstance(value, Tensor):
+                yield name, role, value
+            elif isinstance(value, list | tuple):
+                for number, item in enumerate(value):
+                    if isinstance(item, Tensor):
+                        yield f"{name}[{number}]", role, item
+
+    def is_linear(self, bound: Arguments) -> bool:
+        """Whether the function is linear with these arguments."""
+        if self.op == "embedding_bag":
+            return bound.get("mode", "mean") != "max"
+        return "out" not in bound
+
+
+def _signature(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Read ``"input weight:weight bias:bias"``: names in order, and roles behind the colon."""
+    names, roles = [], {}
+    for word in text.split():
+        name, _, role = word.partition(":")
+        names.append(name)
+        if role:
+            roles[name] = role
+    return tuple(names), roles
+
+
+def _running_statistics_untouched(function: Callable[..., Tensor], flag: str) -> Any:
+    """The norm as a function of weight and bias alone: running statistics are not updated again."""
+
+    def pull_back(  # noqa: PLR0913, PLR0917 - the signature of F.batch_norm and F.instance_norm
+        input: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        *rest: Any,
+        **options: Any,
+    ) -> Tensor:
+        uses_batch = rest[0] if rest else options.get(flag, flag == "use_input_stats")
+        if uses_batch:
+            running_mean = running_var = None
+        return function(input, running_mean, running_var, weight, bias, *rest, **options)
+
+    return pull_back
+
+
+LINEAR: dict[Any, FunctionRule] = {}
+"""torch function -> where it is linear."""
+
+
+def _add(op: str, signature: str, axes: AxesOf, *functions: Any, **options: Any) -> None:
+    names, roles = _signature(signature)
+    rule = FunctionRule(op, names, roles, axes, **options)
+    LINEAR.update(dict.fromkeys(functions, rule))
+
+
+T = Tensor
+_add("linear", "input weight:weight bias:bias", last, F.linear)
+_add("bilinear", "input1 input2 weight:weight bias:bias", last, F.bilinear)
+for n in (1, 2, 3):
+    for op in (f"conv{n}d", f"conv_transpose{n}d"):
+        _add(op, "input weight:weight bias:bias", convolution, getattr(F, op))
+
+_add("matmul", "input:weight other:weight", matmul, torch.matmul, T.matmul, T.__matmul__)
+_add("mm", "input:weight mat2:weight", matmul, torch.mm, T.mm)
+_add("bmm", "input:weight mat2:weight", matmul, torch.bmm, T.bmm)
+_add("mv", "input:weight vec:weight", matmul, torch.mv, T.mv)
+_add("dot", "input:weight tensor:weight", matmul, torch.dot, T.dot)
+_add("addmm", "input:bias mat1:weight mat2:weight", addmm, torch.addmm, T.addmm)
+_add("baddbmm", "input:bias batch1:weight batch2:weight", addmm, torch.baddbmm, T.baddbmm)
+_add("einsum", "equation operands:weight", einsum, torch.einsum)
+_add("tensordot", "a:weight b:weight dims", tensordot, torch.tensordot)
+
+_add("embedding", "input weight:weight", last, F.embedding, foldable=False)
+_add("embedding_bag", "input weight:weight", last, F.embedding_bag, foldable=False)
+_add("index", "input:weight index", indexed, T.__getitem__, foldable=False)
+_add(
+    "index_select",
+    "input:weight dim index",
+    selected,
+    torch.index_select,
+    T.index_select,
+    foldable=False,
+)
+
+_norm = "input running_mean running_var weight:weight bias:bias"
+_add(
+    "batch_norm",
+    _norm,
+    channel,
+    F.batch_norm,
+    pull_back=_running_statistics_untouched(F.batch_norm, "training"),
+)
+_add(
+    "instance_norm",
+    _norm,
+    channel,
+    F.instance_norm,
+    pull_back=_running_statistics_untouched(F.instance_norm, "use_input_stats"),
+)
+_add("layer_norm", "input shape weight:weight bias:bias", normalized, F.layer_norm)
+_add("rms_norm", "input shape weight:weight", normalized, F.rms_norm)
+_add("group_norm", "input groups weight:weight bias:bias", channel, F.group_norm)
+_add("prelu", "input weight:weight", channel, F.prelu, T.prelu)
+
+_add("mul", "input:weight other:weight", broadcast, torch.mul, torch.multiply, T.mul, T.multiply)
+_add("mul", "input:weight other:weight", broadcast, T.__mul__, T.__rmul__)
+_add("div", "input:weight", broadcast, torch.div, torch.true_divide, T.div, T.true_divide)
+_add("div", "input:weight", broadcast, T.__truediv__)
+_add("add", "input:bias other:bias", broadcast, torch.add, T.add, T.__add__, T.__radd__)
+_add("sub", "input:bias other:bias", broadcast, torch.sub, torch.subtract, torch.rsub, T.sub)
+_add("sub", "input:bias other:bias", broadcast, T.__sub__, T.__rsub__)
+_add("neg", "input:weight", every, torch.neg, torch.negative, T.neg, T.negative, T.__neg__)
+_add("lerp", "input:weight end:weight weight:weight", broadcast, torch.lerp, T.lerp)
+_add("addcmul", "input:bias tensor1:weight tensor2:weight", broadcast, torch.addcmul, T.addcmul)
+_add("addcdiv", "input:bias tensor1:weight", broadcast, torch.addcdiv, T.addcdiv)
+_add("where", "condition input:weight other:weight", broadcast, torch.where)
+_add("masked_fill", "input:weight mask", broadcast, torch.masked_fill, T.masked_fill)
+for op, out_of_place, overwriting in (
+    ("add", torch.add, (T.add_, T.__iadd__)),
+    ("sub", torch.sub, (T.sub_, T.__isub__)),
+    ("mul", torch.mul, (T.mul_, T.__imul__)),
+):
+    _roles = f"input other:{'weight' if op == 'mul' else 'bias'}"
+    _add(op, _roles, broadcast, *overwriting, pull_back=out_of_place, in_place=True)
+
+_add("cat", "tensors:weight", concatenated, torch.cat, torch.concat)
+_add("stack", "tensors:weight", every, torch.stack)
+_add("sum", "input:weight", every, torch.sum, T.sum)
+_add("mean", "input:weight", every, torch.mean, T.mean)
+_add("cumsum", "input:weight", every, torch.cumsum, T.cumsum)
+_add("tril", "input:weight", every, torch.tril, T.tril)
+_add("triu", "input:weight", every, torch.triu, T.triu)
+_add("flip", "input:weight", every, torch.flip, T.flip)
+_add("roll", "input:weight", every, torch.roll, T.roll)
+_add("repeat", "input:weight", every, T.repeat)
+
+_TRANSPARENT_NAMES = """
+    t transpose swapaxes swapdims permute movedim moveaxis adjoint view view_as reshape reshape_as
+    flatten unflatten ravel squeeze unsqueeze expand expand_as broadcast_to chunk split tensor_split
+    split_with_sizes hsplit vsplit dsplit unbind select narrow diagonal as_strided unfold contiguous
+    clone to type type_as float double half bfloat16 cpu cuda __iter__
+"""
+TRANSPARENT: frozenset[Any] = frozenset(
+    function
+    for name in _TRANSPARENT_NAMES.split()
+    for function in (getattr(T, name, None), getattr(torch, name, None))
+    if callable(function)  # torch.float is a dtype, torch.cuda a module
+) | {T.T.__get__, T.mT.__get__, T.H.__get__, T.mH.__get__}  # type: ignore[attr-defined]
+"""Views, copies and casts: the parameter is still itself behind them."""
+
+
+def is_basic_index(index: Any) -> bool:
+    """Whether ``tensor[index]`` is a view: integers, slices, None and Ellipsis only."""
+    items = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(i, int | slice | None | type(Ellipsis)) for i in items) and not any(
+        isinstance(i, bool) for i in items
+    )

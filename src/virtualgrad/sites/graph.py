@@ -1,0 +1,224 @@
+"""Find the sites of a recorded autograd graph: the set V(theta -> sigma) of the paper.
+
+Walk from the loss to the parameters. A node with a slot that leads to a parameter, directly or
+through transparent nodes, makes a sigma; :mod:`.nodes` says whether it is linear in that slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from virtualgrad.sites.nodes import LINEAR, TRANSPARENT, Shape
+from virtualgrad.sites.site import Layout, Site, read_layout
+
+Node = Any
+"""An autograd node; torch has no public type with all that we read off it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """One use of a parameter: slot ``index`` of a node leads to it.
+
+    Attributes:
+        index: position in the node's ``next_functions``.
+        chain: the transparent nodes in between with the output used of each, op first; the
+            parameter's own ``AccumulateGrad`` comes last.
+        parameter: name of the parameter.
+        role: what it is to the op, or None where the op is not linear in it.
+    """
+
+    index: int
+    chain: tuple[tuple[Node, int], ...]
+    parameter: str
+    role: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSite:
+    """A node that takes parameters directly, with the site that each kind of use makes."""
+
+    node: Node
+    slots: tuple[Slot, ...]
+    linear: Site | None
+    nonlinear: Site | None
+
+
+def find_graph_sites(
+    roots: Iterable[Node],
+    parameters: Mapping[str, Tensor],
+    *,
+    batch_size: int | None = None,
+    batch_dim: int = 0,
+) -> list[GraphSite]:
+    """All sites of a graph in the order in which forward made them.
+
+    Args:
+        roots: the nodes to start from, such as ``[loss.grad_fn]``.
+        parameters: name -> parameter.
+        batch_size: number of samples; None to take the axis ``batch_dim`` of every sigma that
+            comes from data for the sample axis.
+        batch_dim: the axis that counts samples.
+    """
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    nodes = walk(roots)
+    consumers = consumers_of(nodes)
+    counts: dict[str, int] = {}
+    sites = []
+    for node in sorted(nodes, key=lambda n: n._sequence_nr()):
+        if node.name() in TRANSPARENT:
+            continue
+        slots = tuple(_slots(node, names))
+        if not slots:
+            continue
+        read = _Reader(node, slots, consumers.get(node, []), batch_size, batch_dim, counts)
+        sites.append(GraphSite(node, slots, read.linear(), read.nonlinear()))
+    return sites
+
+
+def walk(roots: Iterable[Node]) -> list[Node]:
+    """All nodes that the roots lead to, each once."""
+    seen: dict[Node, None] = {}
+    stack = [root for root in roots if root is not None]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen[node] = None
+            stack.extend(following for following, _ in node.next_functions if following is not None)
+    return list(seen)
+
+
+def consumers_of(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """Node -> the nodes that its output goes into."""
+    consumers: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for following, _ in node.next_functions:
+            if following is not None:
+                consumers.setdefault(following, []).append(node)
+    return consumers
+
+
+def follow(edge: tuple[Node, int], names: Mapping[int, str], through: frozenset[str]) -> Any:
+    """Follow transparent nodes to a parameter: (chain, name), or None if they lead elsewhere."""
+    chain = []
+    node, output = edge
+    while node is not None:
+        chain.append((node, output))
+        variable = getattr(node, "variable", None)  # AccumulateGrad's parameter
+        if variable is not None:
+            name = names.get(id(variable))
+            return None if name is None else (tuple(chain), name)
+        if node.name() not in through:
+            return None
+        node, output = node.next_functions[0]
+    return None
+
+
+def _slots(node: Node, names: Mapping[int, str]) -> Iterable[Slot]:
+    rule = LINEAR.get(node.name())
+    through = TRANSPARENT
+    if rule is not None and rule.op == "batch_norm":
+        through |= {"RepeatBackward0"}  # instance norm is a batch norm of repeated weights
+    found = []
+    for index, edge in enumerate(node.next_functions):
+        reached = follow(edge, names, through)
+        if reached is not None:
+            found.append((index, *reached))
+    used = [name for _, _, name in found]
+    for index, chain, name in found:
+        # The same parameter twice in one op, as in W @ W: not linear.
+        linear = rule is not None and used.count(name) == 1 and not _is_max_bag(node)
+        yield Slot(index, chain, name, rule.role(index) if linear and rule else None)
+
+
+def _is_max_bag(node: Node) -> bool:
+    return node.name() == "EmbeddingBagBackward0" and node._saved_mode == 2  # noqa: PLR2004
+
+
+class _Reader:
+    """Reads off a node and its neighbours what sigma is."""
+
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        node: Node,
+        slots: tuple[Slot, ...],
+        consumers: list[Node],
+        batch_size: int | None,
+        batch_dim: int,
+        counts: dict[str, int],
+    ) -> None:
+        self.node = node
+        self.slots = slots
+        self.consumers = consumers
+        self.batch = {"batch_size": batch_size, "batch_dim": batch_dim}
+        self.counts = counts
+        self.rule = LINEAR.get(node.name())
+        self.shape = shape_of(node, 0)
+
+    def linear(self) -> Site | None:
+        slots = [slot for slot in self.slots if slot.role is not None]
+        return self._site(slots, linear=True) if slots else None
+
+    def nonlinear(self) -> Site | None:
+        slots = [slot for slot in self.slots if slot.role is None]
+        return self._site(slots, linear=False) if slots else None
+
+    def _site(self, slots: list[Slot], *, linear: bool) -> Site:
+        parameters = tuple(slot.parameter for slot in slots)
+        op = self.rule.op if self.rule is not None else op_name(self.node)
+        key = f"{op}({', '.join(parameters)})"
+        number = self.counts.get(key, 0)
+        self.counts[key] = number + 1
+        return Site(
+            key=key if number == 0 else f"{key}#{number}",
+            op=op,
+            parameters=parameters,
+            roles=tuple(slot.role or "weight" for slot in slots),
+            linear=linear,
+            shape=self.shape,
+            layout=self._layout(slots) if linear else Layout(self.shape, frozenset(), None, 1),
+        )
+
+    def _layout(self, slots: list[Slot]) -> Layout:
+        assert self.rule is not None  # noqa: S101 - only nodes with a rule are linear
+        logical = self._logical_shape(slots)
+        axes: set[int] = set()
+        for slot in slots:
+            operand = self._operand_shape(slot, logical)
+            axes |= self.rule.axes(self.node, slot.index, operand, logical)
+        return read_layout(logical, frozenset(axes), foldable=self.rule.foldable, **self.batch)
+
+    def _logical_shape(self, slots: list[Slot]) -> Shape:
+        """Sigma's shape as the op's caller sees it, where a composite op reshapes its result."""
+        if len(self.consumers) != 1:
+            return self.shape
+        consumer = self.consumers[0]
+        repeated = any(n.name() == "RepeatBackward0" for slot in slots for n, _ in slot.chain)
+        reshaped_by_matmul = consumer.name() == "UnsafeViewBackward0" and len(self.shape) > 2  # noqa: PLR2004
+        if reshaped_by_matmul or (repeated and self.rule and self.rule.op == "batch_norm"):
+            return shape_of(consumer, 0)
+        return self.shape
+
+    def _operand_shape(self, slot: Slot, logical: Shape) -> Shape:
+        """Shape of the parameter as the op uses it: before it was expanded or flattened."""
+        shapes = [shape_of(node, output) for node, output in slot.chain]
+        for position, (node, _) in enumerate(slot.chain):
+            if node.name() == "ExpandBackward0":
+                return shapes[position + 1]
+        if len(shapes[0]) != len(logical):
+            return next((shape for shape in shapes if len(shape) == len(logical)), shapes[0])
+        return shapes[0]
+
+
+def shape_of(node: Node, output: int) -> Shape:
+    """Shape of one output of a node."""
+    metadata = node._input_metadata  # what comes into its backward: gradients of its outputs
+    return tuple(metadata[output].shape) if output < len(metadata) else ()
+
+
+def op_name(node: Node) -> str:
+    """``"SoftmaxBackward0"`` -> ``"softmax"``: a readable name for any node."""
+    return node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward").lower()

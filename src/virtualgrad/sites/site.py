@@ -1,0 +1,154 @@
+r"""A site: one use of a parameter, and the hidden value sigma that it makes.
+
+In the paper's letters: an op f takes parameters theta directly and gives
+
+    sigma = f(theta; other values),          sigma in V(theta -> sigma).
+
+Backprop brings g = dJ/dsigma to the site; an operator T turns it into T(g), and the pull-back of
+T(g) through f is the site's share of the virtual gradient.
+
+Which axes of sigma mean what decides what T may average over. An axis of sigma is
+
+* a **parameter axis** if it comes from the parameter (output features, channels),
+* the **sample axis** if it comes from the data and counts the samples of the batch,
+* a **position axis** otherwise (rows and columns of an image, steps of a sequence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the axes of sigma are to be read.
+
+    Attributes:
+        view: the shape in which the axes below are counted. It is sigma's own shape, or sigma's
+            with one axis split where an op sees samples and positions folded into one axis.
+        parameter_axes: the axes of ``view`` that come from the parameter.
+        sample_axis: the axis of ``view`` that counts samples, or None.
+        samples: the number m of samples of the batch that sigma belongs to (1 without sample axis).
+    """
+
+    view: tuple[int, ...]
+    parameter_axes: frozenset[int]
+    sample_axis: int | None
+    samples: int
+
+    def averaged_axes(self, share_positions: bool) -> tuple[int, ...]:
+        """Axes over which a statistic of g is averaged: samples, and positions if shared."""
+        if share_positions:
+            return tuple(a for a in range(len(self.view)) if a not in self.parameter_axes)
+        return () if self.sample_axis is None else (self.sample_axis,)
+
+    def state_shape(self, share_positions: bool = False) -> tuple[int, ...]:
+        """Shape of a statistic of g, such as the paper's r: ``view`` without the averaged axes."""
+        averaged = self.averaged_axes(share_positions)
+        return tuple(size for axis, size in enumerate(self.view) if axis not in averaged)
+
+
+def read_layout(
+    shape: tuple[int, ...],
+    parameter_axes: frozenset[int],
+    *,
+    batch_size: int | None,
+    batch_dim: int = 0,
+    foldable: bool = True,
+) -> Layout:
+    """Find the sample axis of a sigma of the given shape.
+
+    Args:
+        shape: shape of sigma.
+        parameter_axes: axes of sigma that come from the parameter; never the sample axis.
+        batch_size: the number m of samples of the batch; None if nobody knows it, in which case
+            the axis ``batch_dim`` is believed to be the sample axis wherever it comes from data.
+        batch_dim: the axis that counts samples in the model's inputs.
+        foldable: whether the op computes with activations, so that a leading axis of another size
+            than m holds samples and positions together: (m*T, C) as flattened from (m, T, C), or
+            the rows that a mixture of experts picks. False for lookups, whose leading axis may
+            come from constant indices (positions).
+    """
+    rank = len(shape)
+    from_data = batch_dim < rank and batch_dim not in parameter_axes
+    if batch_size is None:
+        if from_data:
+            return Layout(shape, parameter_axes, batch_dim, shape[batch_dim])
+        return Layout(shape, parameter_axes, None, 1)
+    if from_data and shape[batch_dim] == batch_size:
+        return Layout(shape, parameter_axes, batch_dim, batch_size)
+    rows = shape[0] if rank else 0
+    broadcast_constant = rank > 2 and rows == 1  # noqa: PLR2004 - (1, T, C): no samples in it
+    if not foldable or rows == 0 or 0 in parameter_axes or broadcast_constant:
+        return Layout(shape, parameter_axes, None, 1)
+    if rows % batch_size:
+        # Rows of no known order: each is a sample's position; average over all of them.
+        return Layout(shape, parameter_axes, 0, batch_size)
+    positions = rows // batch_size
+    folded = (batch_size, positions) if batch_dim == 0 else (positions, batch_size)
+    return Layout(
+        view=(*folded, *shape[1:]),
+        parameter_axes=frozenset(axis + 1 for axis in parameter_axes),
+        sample_axis=0 if batch_dim == 0 else 1,
+        samples=batch_size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One op that takes parameters directly, and its output sigma.
+
+    Attributes:
+        key: name of sigma, stable from step to step: where it is made, by which op, which time.
+        op: the op f, such as ``"linear"`` or ``"conv2d"``.
+        parameters: names of the parameters theta that f takes directly.
+        roles: what each of them is to the op, ``"weight"`` (it multiplies) or ``"bias"``.
+        linear: whether f is linear (affine) in each of ``parameters``, other arguments held fixed.
+        shape: shape of sigma.
+        layout: the meaning of sigma's axes.
+    """
+
+    key: str
+    op: str
+    parameters: tuple[str, ...]
+    roles: tuple[str, ...]
+    linear: bool
+    shape: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def has_sample_axis(self) -> bool:
+        """Whether one axis of sigma counts the samples of the batch."""
+        return self.layout.sample_axis is not None
+
+    def only(self, *names: str) -> Site:
+        """The same site as seen by some of its parameters: the pairs (i, j) of the paper."""
+        kept = [(p, r) for p, r in zip(self.parameters, self.roles, strict=True) if p in names]
+        parameters, roles = zip(*kept, strict=True)
+        return replace(self, parameters=parameters, roles=roles)
+
+    def state_elements(self, share_positions: bool = False) -> int:
+        """How many numbers a statistic of g, such as the paper's r, holds at this site."""
+        return prod(self.layout.state_shape(share_positions))
+
+
+Where = Callable[[Site], bool]
+"""A predicate that chooses sites; it is asked with one parameter of a site at a time."""
+
+
+MATMUL_OPS = frozenset({"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "einsum"})
+CONVOLUTION_OPS = frozenset(
+    {f"conv{n}d" for n in (1, 2, 3)} | {f"conv_transpose{n}d" for n in (1, 2, 3)} | {"convolution"}
+)
+
+
+def weights_only(site: Site) -> bool:
+    """The choice of the authors' released code: weights of matmul and convolution, nothing else."""
+    return site.roles == ("weight",) and site.op in MATMUL_OPS | CONVOLUTION_OPS
+
+
+def every_linear_site(site: Site) -> bool:  # noqa: ARG001 - the predicate's signature
+    """The choice of Algorithm 1 as printed: every op that is linear in the parameter."""
+    return True

@@ -1,0 +1,23 @@
+"""Step 3 of the flow: from T(g) to the virtual gradient, in the paper's two encapsulations.
+
+model -> sites -> T -> **virtual gradient** -> update
+
+1. Extend the ops (``ops``, ``composites``, ``intercept``, ``attach``): while the model runs, an op
+   that takes a parameter runs with another pull-back; ``backward()`` then leaves virtual gradients
+   in ``.grad``. The optimizer uses this one.
+2. Modify the topology (``topology``): read the recorded graph and call its nodes with T(g). It
+   needs no change to the forward, and is the reference for the first.
+"""
+
+from virtualgrad.virtual.attach import Attachment, attachments_of, named_parameters, unwrap
+from virtualgrad.virtual.intercept import Intercept
+from virtualgrad.virtual.topology import virtual_grad
+
+__all__ = [
+    "Attachment",
+    "Intercept",
+    "attachments_of",
+    "named_parameters",
+    "unwrap",
+    "virtual_grad",
+]

@@ -1,0 +1,172 @@
+"""Encapsulation 1, the attachment: let the modules of a model run under an interception.
+
+Each module that holds parameters, itself or in its children, gets a class of its own: a subclass
+of its class with the same name, whose ``forward`` switches the interception on. Nothing is stored
+in the module, so copies, pickles and state_dicts of an attached model are those of a plain one.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from virtualgrad.errors import ModelError
+from virtualgrad.virtual.intercept import Intercept
+from virtualgrad.virtual.ops import tensors_in
+
+
+class Attachment:
+    """An interception bound to the modules of a model.
+
+    ``with Attachment(model, intercept): ...`` or :meth:`detach` puts the model back.
+    """
+
+    def __init__(self, model: nn.Module, intercept: Intercept) -> None:
+        self.model = unwrap(model)
+        self.intercept = intercept
+        self.active = True
+        self.depth = 0
+        self._modules: list[nn.Module] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Attach to modules that have come to the model since."""
+        require_attachable(self.model)
+        known = {id(module) for module in self._modules}
+        for path, module in self.model.named_modules():
+            if id(module) not in known and next(module.parameters(), None) is not None:
+                module.__class__ = _attached_class(self, module, path)
+                self._modules.append(module)
+
+    def detach(self) -> None:
+        """Put the model back as it was. Classes that others have put on top stay, and do nothing."""
+        self.active = False
+        for module in self._modules:
+            while True:
+                binding = type(module).__dict__.get("_virtualgrad_attachment")
+                if binding is None or binding.active:
+                    break
+                module.__class__ = type(module).__base__  # type: ignore[assignment]
+        self._modules.clear()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.detach()
+
+    def call(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a module's forward under the interception."""
+        intercept = self.intercept
+        intercept.path.append(path)
+        self.depth += 1
+        try:
+            if self.depth > 1:
+                return forward(module, *args, **kwargs)
+            intercept.begin(batch_size((args, kwargs), intercept.batch_dim))
+            try:
+                with intercept:
+                    return forward(module, *args, **kwargs)
+            finally:
+                intercept.leave()
+        finally:
+            self.depth -= 1
+            intercept.path.pop()
+
+
+def attachments_of(model: nn.Module) -> list[Attachment]:
+    """The attachments that are active somewhere in a model."""
+    found: dict[int, Attachment] = {}
+    for module in model.modules():
+        for cls in type(module).__mro__:
+            attachment = cls.__dict__.get("_virtualgrad_attachment")
+            if attachment is not None and attachment.active:
+                found[id(attachment)] = attachment
+    return list(found.values())
+
+
+def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> type[nn.Module]:
+    """A subclass of the module's class that runs this one module under the interception."""
+    base = type(module)
+    plain_forward = base.forward
+
+    @functools.wraps(plain_forward)  # its signature is read by trainers
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # "is module": a copy that a class makes of itself by its own means is a plain model.
+        if attachment.active and torch.is_grad_enabled() and self is module:
+            return attachment.call(path, plain_forward, self, args, kwargs)
+        return plain_forward(self, *args, **kwargs)
+
+    def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
+        function, arguments, *rest = base.__reduce_ex__(self, protocol)
+        if function is copyreg.__newobj__ and arguments[0] is cls:  # type: ignore[attr-defined]
+            # pickle insists that __newobj__ makes the object's own class; this one does not care.
+            return (copyreg._reconstructor, (base, object, None), *rest)  # type: ignore[attr-defined]
+        plain = tuple(base if argument is cls else argument for argument in arguments)
+        return (base if function is cls else function, plain, *rest)
+
+    namespace = {
+        "forward": forward,
+        "__reduce_ex__": __reduce_ex__,
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_virtualgrad_attachment": attachment,
+    }
+    cls: type[nn.Module] = type(base.__name__, (base,), namespace)
+    return cls
+
+
+def batch_size(arguments: Any, batch_dim: int) -> int | None:
+    """Number of samples: the size of the first input tensor along ``batch_dim``."""
+    for tensor in tensors_in(arguments):
+        if tensor.dim() > batch_dim:
+            return tensor.shape[batch_dim]
+    return None
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's model inside DistributedDataParallel and torch.compile's wrappers."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def require_attachable(model: nn.Module) -> None:
+    """Raise for models whose forward cannot be seen, or is run by copies of them."""
+    for name, module in model.named_modules():
+        where = f"{type(module).__name__} at {name or 'the top of the model'!r}"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError.of(
+                given=where,
+                allowed="modules that run in Python: a ScriptModule hides its ops",
+                todo="pass the model before torch.jit.script or torch.jit.trace; torch.compile "
+                "works on it",
+            )
+        if isinstance(module, nn.DataParallel):
+            raise ModelError.of(
+                given=where,
+                allowed="modules that run themselves: DataParallel runs copies of them",
+                todo="use torch.nn.parallel.DistributedDataParallel",
+            )
+
+
+def named_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Name -> parameter of the unwrapped model; a tied parameter once, under its first name."""
+    parameters: dict[str, Tensor] = dict(unwrap(model).named_parameters())
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+            raise ModelError.of(
+                given=f"the uninitialized parameter {name!r} of a lazy module",
+                allowed="parameters with a shape",
+                todo="run one batch through the model before making the optimizer",
+            )
+    return parameters

@@ -1,0 +1,341 @@
+"""Encapsulation 1, the interception: see every torch function that meets a tracked parameter.
+
+An :class:`Intercept` is a torch function mode. While it is on, each torch function passes through
+it, and those that take a tracked parameter directly are run with an extended pull-back
+(:mod:`.ops`). Everything else runs as it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from virtualgrad.errors import TransformError
+from virtualgrad.operators import Operator, apply_operator, identity
+from virtualgrad.sites import Site, Where, every_linear_site, read_layout
+from virtualgrad.sites.functions import LINEAR, TRANSPARENT, FunctionRule, is_basic_index
+from virtualgrad.virtual.composites import PIECEWISE
+from virtualgrad.virtual.ops import Join, Transform, Transforms, hold_fixed, tensors_in
+from virtualgrad.virtual.products import PRODUCTS
+
+
+@dataclass
+class Pass:
+    """One forward pass: it numbers the uses of a parameter until a backward pass consumes it.
+
+    The graph holds it, so it also ends when a graph is thrown away without a backward pass.
+    """
+
+    batch_size: int | None
+    uses: dict[str, int] = field(default_factory=dict)
+    consumed: bool = False
+
+
+@dataclass(frozen=True)
+class Use:
+    """One tracked parameter among the arguments of a torch function."""
+
+    argument: str
+    role: str
+    tensor: Tensor
+    parameter: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a torch function that is linear in tracked parameters."""
+
+    function: Any
+    rule: FunctionRule
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    bound: dict[str, Any]
+    uses: list[Use]
+    key: str
+
+    @property
+    def ids(self) -> set[int]:
+        """Identities of the tensors that are tracked parameters."""
+        return {id(use.tensor) for use in self.uses}
+
+    def plain(self) -> Tensor:
+        """Run the function as it is."""
+        result: Tensor = self.function(*self.args, **self.kwargs)
+        return result
+
+    def with_fixed(self, ids: set[int], function: Any) -> Tensor:
+        """Run a function with some tensors held fixed."""
+        args, kwargs = hold_fixed((self.args, self.kwargs), lambda tensor: id(tensor) in ids)
+        result: Tensor = function(*args, **kwargs)
+        return result
+
+    def with_only(self, part: Site, args: tuple[Any, ...]) -> Tensor:
+        """Run the pull-back's function with everything but a part's parameters held fixed."""
+        free = {id(use.tensor) for use in self.uses if use.parameter in part.parameters}
+        args, kwargs = hold_fixed((args, self.kwargs), lambda tensor: id(tensor) not in free)
+        result: Tensor = (self.rule.pull_back or self.function)(*args, **kwargs)
+        return result
+
+
+Plan = list[tuple[Site, Operator]]
+"""The parts of a site, and the operator at each."""
+
+
+class Intercept(TorchFunctionMode):
+    """Runs ops on tracked parameters with an extended pull-back.
+
+    Args:
+        parameters: name -> tracked parameter.
+        operator: T.
+        where: chooses the linear sites at which T acts; elsewhere it is the identity.
+        group_of: parameters of one site in different groups get a T, and a state, of their own.
+        batch_dim: the axis of the inputs that counts samples.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        operator: Operator,
+        *,
+        where: Where = every_linear_site,
+        group_of: Callable[[str], Hashable] = lambda name: None,
+        batch_dim: int = 0,
+    ) -> None:
+        super().__init__()
+        self.operator = operator
+        self.where = where
+        self.group_of = group_of
+        self.batch_dim = batch_dim
+        self.path: list[str] = []
+        self._names: dict[int, str] = {}
+        self._parameters: dict[str, Tensor] = {}
+        self._views: dict[int, tuple[str, Tensor]] = {}
+        self._chosen: dict[str, frozenset[str]] = {}
+        self.owners: dict[str, str] = {}  # site -> the parameter at which its state is saved
+        self._current = Pass(None)
+        self._live: weakref.ref[Pass] = weakref.ref(self._current)
+        self.track(parameters)
+
+    def tracks(self, parameter: Tensor) -> bool:
+        """Whether a parameter is tracked."""
+        return id(parameter) in self._names
+
+    def track(self, parameters: Mapping[str, Tensor]) -> None:
+        """Track more parameters."""
+        self._parameters.update(parameters)
+        self._names.update({id(p): name for name, p in parameters.items()})
+
+    # ---------------------------------------------------------------- the life of a pass
+
+    def begin(self, batch_size: int | None) -> None:
+        """Begin a forward pass, or go on with one that no backward pass has consumed yet.
+
+        Two calls of a model before one backward pass belong to one graph: its layers are used
+        twice, and each use is a site of its own.
+        """
+        current = self._live()
+        in_backward = torch._C._current_graph_task_id() != -1  # recomputation of a checkpoint
+        if current is not None and (in_backward or not current.consumed):
+            current.batch_size = batch_size
+        else:
+            current = Pass(batch_size)
+            self._live = weakref.ref(current)
+        self._current = current
+
+    def leave(self) -> None:
+        """End a forward pass: only the graph keeps it alive from here on."""
+        self._views.clear()
+        self._current = Pass(None)
+
+    def end_step(self) -> None:
+        """What was run so far belongs to the past: the next forward pass starts to count anew."""
+        current = self._live()
+        if current is not None:
+            current.consumed = True
+
+    # ---------------------------------------------------------------- torch functions
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run one torch function: extended if it takes a tracked parameter, as it is otherwise."""
+        kwargs = kwargs or {}
+        rule = LINEAR.get(func)
+        if rule is not None:
+            if rule.op == "index" and is_basic_index(args[1]):
+                return self._transparent(func, args, kwargs)
+            return self._linear(func, rule, args, kwargs)
+        if func in TRANSPARENT:
+            return self._transparent(func, args, kwargs)
+        if func in PIECEWISE and any(self._name_of(t) for t in tensors_in((args, kwargs))):
+            return self._piecewise(func, args, kwargs)
+        return self._other(func, args, kwargs)
+
+    def _transparent(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        name = self._name_of(args[0]) if args and isinstance(args[0], Tensor) else None
+        if name is not None:
+            for tensor in tensors_in(list(result) if isinstance(result, tuple | list) else result):
+                if tensor.requires_grad:
+                    self._views[id(tensor)] = (name, tensor)  # kept alive: the id stays its own
+        return result
+
+    def _piecewise(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        batch_dim, batch_size = self.batch_dim, self._current.batch_size
+        if func is F.multi_head_attention_forward:  # computes on (length, batch, features)
+            query = args[0] if args else kwargs["query"]
+            self.batch_dim = 1
+            self._current.batch_size = query.shape[1] if query.dim() == 3 else 1  # noqa: PLR2004
+        try:
+            with self:
+                return PIECEWISE[func](*args, **kwargs)
+        finally:
+            self.batch_dim, self._current.batch_size = batch_dim, batch_size
+
+    def _other(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def _linear(self, func: Any, rule: FunctionRule, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        bound = rule.bind(args, kwargs)
+        uses = self._uses(rule, bound, (args, kwargs))
+        if not uses:
+            return self._other(func, args, kwargs)
+        if torch._C._are_functorch_transforms_active():
+            raise TransformError.of(
+                given=f"a torch.func transform over {rule.op}({uses[0].parameter})",
+                allowed="backward() and torch.autograd.grad: the state of T lives outside the graph",
+                todo="call optimizer.detach(), or transform a copy.deepcopy of the model",
+            )
+        key = self._key(rule.op, uses)
+        return self._run_site(Call(func, rule, args, kwargs, bound, uses, key))
+
+    def _run_site(self, call: Call) -> Tensor:
+        """Run an op at a site, with T where it is chosen."""
+        chosen = self._chosen.get(call.key)
+        if chosen is not None:  # the others keep their plain gradient, at no cost
+            uses = [use for use in call.uses if use.parameter in chosen]
+            if not uses:
+                return call.plain()
+            call = replace(call, uses=uses)
+        if call.rule.op in PRODUCTS:
+            return self._run_product(call)
+        if call.rule.in_place:
+            return self._run_in_place(call)
+        main = call.with_fixed(call.ids, call.function)
+        plan = self._plan(call, tuple(main.shape))
+        return self._join(call, plan, main, call.args)
+
+    def _run_product(self, call: Call) -> Tensor:
+        """A matrix product has a Function of its own: one forward."""
+        operands = [call.bound.get(name) for name in call.rule.names]
+        transforms: Transforms = {}
+        sigma: Tensor = PRODUCTS[call.rule.op].apply(transforms, *operands)
+        for part, operator in self._plan(call, tuple(sigma.shape)):
+            transform = self._transform(operator, part)
+            for use in call.uses:
+                if use.parameter in part.parameters:
+                    transforms[use.argument] = transform
+        return sigma
+
+    def _run_in_place(self, call: Call) -> Tensor:
+        """x op= theta: the pull-back into theta needs the old x, so take it first."""
+        target = call.args[0]
+        plan = self._plan(call, tuple(target.shape))
+        old = (target.detach().clone(), *call.args[1:])
+        shadows = [call.with_only(part, old) for part, _ in plan]
+        main = call.with_fixed(call.ids, call.function)
+        transforms = [self._transform(operator, part) for part, operator in plan]
+        sigma: Tensor = Join.apply(transforms, True, main, *shadows)
+        return sigma
+
+    def _join(self, call: Call, plan: Plan, main: Tensor, args: tuple[Any, ...]) -> Tensor:
+        shadows = [call.with_only(part, args) for part, _ in plan]
+        transforms = [self._transform(operator, part) for part, operator in plan]
+        sigma: Tensor = Join.apply(transforms, False, main, *shadows)
+        return sigma
+
+    # ---------------------------------------------------------------- what a site is
+
+    def _name_of(self, tensor: Tensor) -> str | None:
+        """Name of the tracked parameter that a tensor is, or is a view of."""
+        name = self._names.get(id(tensor))
+        if name is None:
+            view = self._views.get(id(tensor))
+            return None if view is None else view[0]
+        return name if tensor.requires_grad else None
+
+    def _uses(self, rule: FunctionRule, bound: dict[str, Any], arguments: Any) -> list[Use]:
+        """Tracked parameters in which this call is linear: each stands in it once."""
+        uses = [
+            Use(argument, role, tensor, name)
+            for argument, role, tensor in rule.operands(bound)
+            if (name := self._name_of(tensor)) is not None
+        ]
+        if not uses or not rule.is_linear(bound):
+            return []
+        everywhere = [self._name_of(tensor) for tensor in tensors_in(arguments)]
+        return [use for use in uses if everywhere.count(use.parameter) == 1]
+
+    def _key(self, op: str, uses: list[Use]) -> str:
+        """Name of sigma: module, op, parameters, and which use of them it is in this pass."""
+        path = self.path[-1] if self.path else ""
+        prefix = f"{path}."
+        names = ", ".join(use.parameter.removeprefix(prefix) for use in uses)
+        key = f"{path or '(model)'}:{op}({names})"
+        number = self._current.uses.get(key, 0)
+        self._current.uses[key] = number + 1
+        return key if number == 0 else f"{key}#{number}"
+
+    def _site(self, call: Call, shape: tuple[int, ...]) -> Site:
+        axes: set[int] = set()
+        for use in call.uses:
+            axes |= call.rule.axes(len(shape), use.argument, use.tensor, call.bound)
+        layout = read_layout(
+            shape,
+            frozenset(axes),
+            batch_size=self._current.batch_size,
+            batch_dim=self.batch_dim,
+            foldable=call.rule.foldable,
+        )
+        parameters = tuple(use.parameter for use in call.uses)
+        roles = tuple(use.role for use in call.uses)
+        return Site(call.key, call.rule.op, parameters, roles, True, shape, layout)
+
+    def _plan(self, call: Call, shape: tuple[int, ...]) -> Plan:
+        """Split a site into parts with one operator each: by choice, then by parameter group."""
+        site = self._site(call, shape)
+        if site.key not in self._chosen:
+            chosen = (name for name in site.parameters if self.where(site.only(name)))
+            self._chosen[site.key] = frozenset(chosen)
+        chosen_names = self._chosen[site.key]
+        groups: dict[Hashable, list[str]] = {}
+        for name in site.parameters:
+            if name in chosen_names:
+                groups.setdefault(self.group_of(name), []).append(name)
+        plan: Plan = []
+        for names in groups.values():
+            part = site.only(*names)
+            if len(groups) > 1:
+                part = replace(part, key=f"{site.key}[{', '.join(names)}]")
+            self.owners[part.key] = names[0]
+            plan.append((part, self.operator))
+        left = [name for name in site.parameters if name not in chosen_names]
+        return [*plan, (site.only(*left), identity)] if left else plan
+
+    def _transform(self, operator: Operator, site: Site) -> Transform:
+        current = self._current
+
+        def transform(g: Tensor) -> Tensor:
+            current.consumed = True
+            return apply_operator(operator, g, site)
+
+        return transform

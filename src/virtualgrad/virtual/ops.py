@@ -1,0 +1,108 @@
+r"""Encapsulation 1, the op itself: the same forward, another pull-back into the parameter.
+
+An op sigma = f(x, theta) with x any other values is run as
+
+    main   = f(x, theta held fixed)         its graph carries the true g to x
+    shadow = f(x held fixed, theta)         its graph carries T(g) to theta
+    sigma  = Join(main, shadow)             value: main;   backward: g to main, T(g) to shadow
+
+which is right for every f, under autocast, in double precision, with hooks on saved tensors, and
+needs no backward formula of its own: both pull-backs are autograd's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from virtualgrad.errors import DoubleBackwardError
+
+Transform = Callable[[Tensor], Tensor]
+"""g -> T(g) at one site."""
+
+Transforms = dict[str, Transform]
+"""Argument of an op -> its T. Arguments that are not in it get the true g."""
+
+
+class Join(torch.autograd.Function):
+    """Value of ``main``; in backward the true g to ``main`` and T_k(g) to the k-th shadow."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, transforms: Sequence[Transform], in_place: bool, main: Tensor, *shadows: Tensor
+    ) -> Tensor:
+        """Return main; the shadows' values are not used."""
+        ctx.transforms = transforms
+        ctx.set_materialize_grads(False)
+        if in_place:
+            ctx.mark_dirty(main)
+            return main
+        # A plain alias: returned as it is, main would become a view of itself, and the in-place
+        # ReLU that follows many a layer would be refused on it.
+        return torch.ops.aten._unsafe_view(main, main.shape)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        """Return g for main, and T_k(g) for every shadow."""
+        if g is None:
+            return None, None, None, *(None for _ in ctx.transforms)
+        refuse_create_graph()
+        return None, None, g, *(transform(g) for transform in ctx.transforms)
+
+
+def refuse_create_graph() -> None:
+    """Raise inside a backward pass that records itself: T has no derivative."""
+    if torch.is_grad_enabled():
+        raise DoubleBackwardError.of(
+            given="backward with create_graph=True through an op with a virtual gradient",
+            allowed="create_graph=False: T has a state and no derivative",
+            todo="take such gradients before attaching, or after optimizer.detach()",
+        )
+
+
+def transformed_gradients(
+    transforms: Transforms, g: Tensor, arguments: Sequence[str], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """What each argument of an op is to pull back: T(g), g itself, or None if not needed.
+
+    Arguments that share a T (weight and bias of one layer) share T(g): it runs once.
+    """
+    refuse_create_graph()
+    done: dict[int, Tensor] = {}
+    incoming: list[Tensor | None] = []
+    for argument, is_needed in zip(arguments, needed, strict=False):
+        transform = transforms.get(argument)
+        if not is_needed:
+            incoming.append(None)
+        elif transform is None:
+            incoming.append(g)
+        else:
+            if id(transform) not in done:
+                done[id(transform)] = transform(g)
+            incoming.append(done[id(transform)])
+    return incoming + [None] * (len(arguments) - len(incoming))
+
+
+def hold_fixed(value: Any, fixed: Callable[[Tensor], bool]) -> Any:
+    """Replace every tensor in (nested) arguments for which ``fixed`` holds by its detached self."""
+    if isinstance(value, Tensor):
+        return value.detach() if value.requires_grad and fixed(value) else value
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(hold_fixed(item, fixed) for item in value)
+    if isinstance(value, dict):
+        return {key: hold_fixed(item, fixed) for key, item in value.items()}
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in (nested) arguments, in order, each as often as it stands there."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_in(item)]
+    return []

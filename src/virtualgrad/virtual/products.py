@@ -1,0 +1,112 @@
+"""Encapsulation 1 for matrix products: one forward, and the two halves of the backward by hand.
+
+The general way of :mod:`.ops` runs an op twice. Products are where the time goes, and torch picks
+their kernel by what requires grad, so a detached run may differ in the last bit. Here the op runs
+once, as it is, and its backward takes g for activations and T(g) for parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from virtualgrad.virtual.ops import Transforms, transformed_gradients
+
+
+class Linear(torch.autograd.Function):
+    """sigma = x W^T + b;  g W to x,  T(g)^T x to W,  the sum of T(g) to b."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, transforms: Transforms, x: Tensor, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Run F.linear."""
+        ctx.save_for_backward(x, weight)
+        ctx.transforms = transforms
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.set_materialize_grads(False)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        """Return the gradients of x, weight and bias."""
+        if g is None:
+            return None, None, None, None
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = transformed_gradients(
+            ctx.transforms, g, ("input", "weight", "bias"), ctx.needs_input_grad[1:]
+        )
+        # Autocast runs the product in g's dtype; every factor follows it, and comes back.
+        grad_x = grad_weight = grad_bias = None
+        if for_x is not None:
+            grad_x = (_rows(for_x) @ weight.to(g.dtype)).reshape(x.shape).to(x.dtype)
+        if for_weight is not None:
+            grad_weight = (_rows(for_weight).t() @ _rows(x).to(g.dtype)).to(weight.dtype)
+        if for_bias is not None:
+            grad_bias = _rows(for_bias).sum(0).to(ctx.bias_dtype)
+        return None, grad_x, grad_weight, grad_bias
+
+
+class Matmul(torch.autograd.Function):
+    """sigma = a b;  g b^T to a and a^T g to b, with T(g) in place of g for a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, transforms: Transforms, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
+        """Run torch.matmul."""
+        ctx.save_for_backward(a, b)
+        ctx.transforms = transforms
+        ctx.set_materialize_grads(False)
+        return torch.matmul(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        """Return the gradients of a and b."""
+        if g is None:
+            return None, None, None
+        a, b = ctx.saved_tensors
+        for_a, for_b = transformed_gradients(
+            ctx.transforms, g, ("input", "other"), ctx.needs_input_grad[1:]
+        )
+        grad_a = None if for_a is None else _left(for_a, a, b).to(a.dtype)
+        grad_b = None if for_b is None else _right(for_b, a, b).to(b.dtype)
+        return None, grad_a, grad_b
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """(..., C) -> (rows, C)."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
+def _left(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The gradient g b^T of the left factor, summed over what was broadcast."""
+    g, b_matrix = _as_matrices(g, a, b)
+    b_matrix = b_matrix.to(g.dtype)
+    if a.dim() == 2 and b_matrix.dim() > 2:  # one product instead of a batch of them and a sum
+        columns = g.movedim(-2, 0).flatten(1)
+        return columns @ b_matrix.movedim(-2, 0).flatten(1).t()
+    return (g @ b_matrix.mT).sum_to_size(a.shape if a.dim() > 1 else (1, *a.shape)).reshape(a.shape)
+
+
+def _right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The gradient a^T g of the right factor, summed over what was broadcast."""
+    g, _ = _as_matrices(g, a, b)
+    a_matrix = (a if a.dim() > 1 else a.unsqueeze(0)).to(g.dtype)
+    if b.dim() <= 2:  # one product instead of a batch of them and a sum
+        return (_rows(a_matrix).t() @ _rows(g)).reshape(b.shape)
+    return (a_matrix.mT @ g).sum_to_size(b.shape)
+
+
+def _as_matrices(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Give g the row and column that vectors lack, and b its column."""
+    if b.dim() == 1:
+        g, b = g.unsqueeze(-1), b.unsqueeze(-1)
+    if a.dim() == 1:
+        g = g.unsqueeze(-2)
+    return g, b
+
+
+PRODUCTS: dict[str, Any] = {"linear": Linear, "matmul": Matmul}
+"""op -> its Function; the operands are the op's first arguments, in order."""

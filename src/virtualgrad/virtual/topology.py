@@ -1,0 +1,220 @@
+r"""Encapsulation 2: change the topology of the backward graph, for any program as it is.
+
+For a loss J with a recorded graph G, every site i has a node; with g_i = dJ/dsigma_i,
+
+    virtual gradient of theta_k = sum over sites i of (d sigma_i / d theta_k)^T T_i(g_i).
+
+All g_i come from one ordinary backward pass that stops at nothing; each pull-back is the node's
+own backward, called with T_i(g_i) in place of g_i. Slow and readable: the reference for
+encapsulation 1, and the way to try an operator on a program that cannot be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
+
+from virtualgrad.errors import LossError, ModelError
+from virtualgrad.operators import Operator, StatefulOperator, apply_operator
+from virtualgrad.sites import Where, every_linear_site
+from virtualgrad.sites.graph import GraphSite, Slot, find_graph_sites, follow
+from virtualgrad.sites.nodes import TRANSPARENT
+
+Parameters = Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
+
+
+def virtual_grad(  # noqa: PLR0913
+    loss: Tensor,
+    params: Parameters,
+    operator: Operator,
+    *,
+    where: Where | None = None,
+    retain_graph: bool = False,
+    allow_unused: bool = False,
+    batch_size: int | None = None,
+    batch_dim: int = 0,
+) -> tuple[Tensor | None, ...]:
+    """Virtual gradients of a loss, like ``torch.autograd.grad``: nothing in the forward changes.
+
+    Args:
+        loss: J, a scalar.
+        params: theta: parameters (leaf tensors), as a list, as (name, parameter) pairs or as a
+            dict. Names are used in the sites and in errors.
+        operator: T, any callable ``(g, site) -> tensor of g's shape``. It acts on the linear
+            sites; elsewhere T is the identity. An operator with a state makes one step per call.
+        where: a further choice among the linear sites, asked one parameter at a time.
+        retain_graph: keep the graph for another backward pass.
+        allow_unused: give None for a parameter that the loss does not depend on, instead of an
+            error.
+        batch_size: number of samples in the batch, for operators that average over samples. None:
+            the axis ``batch_dim`` of every sigma that comes from data is the sample axis.
+        batch_dim: the axis that counts samples.
+
+    Returns:
+        One virtual gradient per parameter, in order.
+    """
+    named = name_parameters(params)
+    require_loss(loss)
+    unique = {name: parameter for name, parameter in named}
+    sites = find_graph_sites(
+        [loss.grad_fn], unique, batch_size=batch_size, batch_dim=batch_dim
+    )
+    try:
+        arrived = _gradients_at(loss, sites)
+        virtual = _pull_back_all(sites, arrived, operator, where or every_linear_site, unique)
+    except BaseException:
+        if isinstance(operator, StatefulOperator):
+            operator.rollback()
+        raise
+    if isinstance(operator, StatefulOperator):
+        operator.commit()
+    return _with_plain_gradients(loss, named, virtual, retain_graph, allow_unused)
+
+
+def name_parameters(params: Parameters) -> list[tuple[str, Tensor]]:
+    """(name, parameter) pairs of any of the accepted forms; unnamed ones are numbered."""
+    items: Sequence[Any]
+    if isinstance(params, Tensor):
+        items = [params]
+    else:
+        items = list(params.items() if isinstance(params, Mapping) else params)
+    named = [item if isinstance(item, tuple) else (f"params[{i}]", item) for i, item in enumerate(items)]
+    first_name: dict[int, str] = {}
+    for name, parameter in named:
+        if not (isinstance(parameter, Tensor) and parameter.is_leaf and parameter.requires_grad):
+            raise ModelError.of(
+                given=f"{name}, which is {_describe(parameter)}",
+                allowed="leaf tensors that require grad",
+                todo="pass parameters, such as model.parameters() or model.named_parameters()",
+            )
+        first_name.setdefault(id(parameter), name)
+    return [(first_name[id(parameter)], parameter) for _, parameter in named]
+
+
+def require_loss(loss: Tensor) -> None:
+    """Raise unless the loss is a scalar with a graph behind it."""
+    if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
+        raise LossError.of(
+            given=f"a loss that is {_describe(loss)}",
+            allowed="a tensor with one element that requires grad",
+            todo="compute it from the parameters, outside torch.no_grad(), and reduce it",
+        )
+
+
+def _gradients_at(loss: Tensor, sites: list[GraphSite]) -> list[list[Tensor | None]]:
+    """g = dJ/dsigma at every site: one list per node, with an entry per output of the node."""
+    edges, owners = [], []
+    for position, site in enumerate(sites):
+        for output in range(max(1, len(site.node._input_metadata))):
+            edges.append(GradientEdge(site.node, output))
+            owners.append(position)
+    arrived: list[list[Tensor | None]] = [[] for _ in sites]
+    if edges:
+        gradients = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)
+        for position, gradient in zip(owners, gradients, strict=True):
+            arrived[position].append(gradient)
+    return arrived
+
+
+def _pull_back_all(
+    sites: list[GraphSite],
+    arrived: list[list[Tensor | None]],
+    operator: Operator,
+    where: Where,
+    parameters: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Sum of all pull-backs, for the parameters that at least one T acts on."""
+    plans = [_chosen(site, where) for site in sites]
+    touched = {slot.parameter for chosen in plans for slot in chosen}
+    virtual: dict[str, Tensor] = {}
+    # Backward order, as the engine goes: operators may depend on it (their state does not).
+    for site, gradients, chosen in reversed(list(zip(sites, arrived, plans, strict=True))):
+        if all(g is None for g in gradients):
+            continue
+        plain = [s for s in site.slots if s not in chosen and s.parameter in touched]
+        pieces = []
+        if plain:
+            pieces.append((plain, gradients))
+        if chosen and gradients[0] is not None:
+            assert site.linear is not None  # noqa: S101 - slots are chosen from it
+            seen_by_t = site.linear.only(*(slot.parameter for slot in chosen))
+            transformed = apply_operator(operator, gradients[0], seen_by_t)
+            pieces.append((chosen, [transformed, *gradients[1:]]))
+        for slots, incoming in pieces:
+            outgoing = _call(site.node, incoming)
+            for slot in slots:
+                pulled = outgoing[slot.index]
+                if pulled is not None:
+                    share = _through_chain(slot, pulled, parameters[slot.parameter])
+                    before = virtual.get(slot.parameter)
+                    virtual[slot.parameter] = share if before is None else before + share
+    return virtual
+
+
+def _chosen(site: GraphSite, where: Where) -> list[Slot]:
+    """The slots of a site on which T acts."""
+    if site.linear is None:
+        return []
+    return [
+        slot
+        for slot in site.slots
+        if slot.role is not None and where(site.linear.only(slot.parameter))
+    ]
+
+
+def _call(node: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """A node's own backward: gradients of its inputs from those of its outputs."""
+    with torch.no_grad():
+        result = (node.apply if isinstance(node, BackwardCFunction) else node)(*gradients)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _through_chain(slot: Slot, pulled: Tensor, parameter: Tensor) -> Tensor:
+    """Pull back through the transparent nodes between the op and the parameter."""
+    node, output = slot.chain[0]
+    metadata = node._input_metadata[output]
+    # The engine would do both: undo broadcasting, and cast where the op mixed dtypes.
+    pulled = pulled.sum_to_size(tuple(metadata.shape)).to(metadata.dtype)
+    if len(slot.chain) == 1:
+        return pulled
+    edge = GradientEdge(node, output)
+    (share,) = torch.autograd.grad(
+        [edge], [parameter], grad_outputs=[pulled], retain_graph=True
+    )
+    return share
+
+
+def _with_plain_gradients(
+    loss: Tensor,
+    named: list[tuple[str, Tensor]],
+    virtual: dict[str, Tensor],
+    retain_graph: bool,
+    allow_unused: bool,
+) -> tuple[Tensor | None, ...]:
+    """Fill in the plain gradient where no T acts, and free the graph unless it is retained."""
+    unique = dict(named)
+    gradients = torch.autograd.grad(
+        loss, list(unique.values()), retain_graph=retain_graph, allow_unused=True
+    )
+    plain = dict(zip(unique, gradients, strict=True))
+    unused = [name for name, gradient in plain.items() if gradient is None]
+    if unused and not allow_unused:
+        raise LossError.of(
+            given=f"{unused[0]}, on which the loss does not depend",
+            allowed="parameters that the loss depends on",
+            todo="leave it out, or pass allow_unused=True to get None for it",
+        )
+    return tuple(virtual.get(name, plain[name]) for name, _ in named)
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    kind = "leaf" if value.is_leaf else "non-leaf"
+    grad = "requires" if value.requires_grad else "does not require"
+    return f"a {kind} tensor of shape {tuple(value.shape)} that {grad} grad"
