@@ -60,10 +60,11 @@ def normalized(rank: int, name: str, operand: Tensor, arguments: Arguments) -> s
 
 def matmul(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
     """Rows of a left operand, columns of a right one, and its own batch axes."""
-    left, right = (arguments[key] for key in _matmul_names(arguments))
+    names = _matmul_names(arguments)
+    left, right = (arguments[key] for key in names)
     if operand.dim() == 1:
         return set()
-    if operand is right:
+    if name == names[1]:
         own, batch_rank = rank - 1, rank - (2 if left.dim() > 1 else 1)
     else:
         own, batch_rank = rank - (2 if right.dim() > 1 else 1), rank - (2 if right.dim() > 1 else 1)
@@ -86,16 +87,21 @@ def addmm(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[in
 
 
 def einsum(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
-    """Axes whose letter stands in the operand's subscripts."""
+    """Axes whose letter stands in the operand's subscripts (where it is not expanded)."""
     inputs, arrow, output = arguments["equation"].replace(" ", "").partition("->")
-    subscripts = inputs.split(",")
-    if "..." in inputs:  # the operand's own axes cannot be told from those of the ellipsis
-        return set(range(rank))
+    mine = inputs.split(",")[int(name.removeprefix("operands[").removesuffix("]"))]
     if not arrow:
-        letters = sorted(set(inputs) - {","})
-        output = "".join(letter for letter in letters if inputs.count(letter) == 1)
-    mine = subscripts[int(name.removeprefix("operands[").removesuffix("]"))]
-    return {axis for axis, letter in enumerate(output) if letter in mine}
+        letters = sorted(set(inputs) - set(",."))
+        once = "".join(letter for letter in letters if inputs.count(letter) == 1)
+        output = "..." + once if "..." in inputs else once
+    # An ellipsis stands for axes that are aligned at its end: write them as digits, last one "0".
+    in_ellipsis = operand.dim() - len(mine.replace("...", ""))
+    out_ellipsis = rank - len(output.replace("...", ""))
+    mine = mine.replace("...", "".join(str(i) for i in reversed(range(in_ellipsis))))
+    output = output.replace("...", "".join(str(i) for i in reversed(range(out_ellipsis))))
+    own = broadcast(operand.dim(), name, operand, arguments)
+    letters_of_own = {letter for axis, letter in enumerate(mine) if axis in own}
+    return {axis for axis, letter in enumerate(output) if letter in letters_of_own}
 
 
 def tensordot(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
@@ -170,7 +176,7 @@ class FunctionRule:
         """Whether the function is linear with these arguments."""
         if self.op == "embedding_bag":
             return bound.get("mode", "mean") != "max"
-        return "out" not in bound
+        return bound.get("out") is None
 
 
 def _signature(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -295,18 +301,26 @@ _add("flip", "input:weight", every, torch.flip, T.flip)
 _add("roll", "input:weight", every, torch.roll, T.roll)
 _add("repeat", "input:weight", every, T.repeat)
 
-_TRANSPARENT_NAMES = """
-    t transpose swapaxes swapdims permute movedim moveaxis adjoint view view_as reshape reshape_as
-    flatten unflatten ravel squeeze unsqueeze expand expand_as broadcast_to chunk split tensor_split
-    split_with_sizes hsplit vsplit dsplit unbind select narrow diagonal as_strided unfold contiguous
-    clone to type type_as float double half bfloat16 cpu cuda __iter__
-"""
-TRANSPARENT: frozenset[Any] = frozenset(
-    function
-    for name in _TRANSPARENT_NAMES.split()
-    for function in (getattr(T, name, None), getattr(torch, name, None))
-    if callable(function)  # torch.float is a dtype, torch.cuda a module
-) | {T.T.__get__, T.mT.__get__, T.H.__get__, T.mH.__get__}  # type: ignore[attr-defined]
+
+
+def _functions(names: str) -> frozenset[Any]:
+    found = [getattr(home, name, None) for name in names.split() for home in (T, torch)]
+    return frozenset(f for f in found if callable(f))  # torch.float is a dtype, torch.cuda a module
+
+
+COPIES = _functions("contiguous clone to type type_as float double half bfloat16 cpu cuda")
+"""Copies and casts: axis by axis what was copied."""
+
+TRANSPARENT = (
+    COPIES
+    | _functions(
+        """t transpose swapaxes swapdims permute movedim moveaxis adjoint view view_as reshape
+        reshape_as flatten unflatten ravel squeeze unsqueeze expand expand_as broadcast_to chunk
+        split tensor_split split_with_sizes hsplit vsplit dsplit unbind select narrow diagonal
+        as_strided unfold __iter__"""
+    )
+    | {T.T.__get__, T.mT.__get__, T.H.__get__, T.mH.__get__}  # type: ignore[attr-defined]
+)
 """Views, copies and casts: the parameter is still itself behind them."""
 
 

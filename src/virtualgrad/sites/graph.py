@@ -69,7 +69,7 @@ def find_graph_sites(
     counts: dict[str, int] = {}
     sites = []
     for node in sorted(nodes, key=lambda n: n._sequence_nr()):
-        if node.name() in TRANSPARENT:
+        if node.name() in TRANSPARENT or _repeats_for_norm(node, consumers.get(node, [])):
             continue
         slots = tuple(_slots(node, names))
         if not slots:
@@ -134,6 +134,13 @@ def _slots(node: Node, names: Mapping[int, str]) -> Iterable[Slot]:
         yield Slot(index, chain, name, rule.role(index) if linear and rule else None)
 
 
+def _repeats_for_norm(node: Node, consumers: list[Node]) -> bool:
+    """Whether a node repeats a weight for instance norm, which is then transparent."""
+    rules = [LINEAR.get(consumer.name()) for consumer in consumers]
+    norms = [rule is not None and rule.op == "batch_norm" for rule in rules]
+    return node.name() == "RepeatBackward0" and bool(norms) and all(norms)
+
+
 def _is_max_bag(node: Node) -> bool:
     return node.name() == "EmbeddingBagBackward0" and node._saved_mode == 2  # noqa: PLR2004
 
@@ -193,6 +200,8 @@ class _Reader:
 
     def _logical_shape(self, slots: list[Slot]) -> Shape:
         """Sigma's shape as the op's caller sees it, where a composite op reshapes its result."""
+        if self.node.name() == "BmmBackward0" and self.shape[0] == 1:  # einsum without batch axes
+            return self.shape[1:]
         if len(self.consumers) != 1:
             return self.shape
         consumer = self.consumers[0]
@@ -208,7 +217,9 @@ class _Reader:
         for position, (node, _) in enumerate(slot.chain):
             if node.name() == "ExpandBackward0":
                 return shapes[position + 1]
-        if len(shapes[0]) != len(logical):
+        if len(shapes[0]) > len(logical):  # einsum's axis of size 1, see _logical_shape
+            return shapes[0][len(shapes[0]) - len(logical) :]
+        if logical != self.shape:  # flattened for matmul's batch of products
             return next((shape for shape in shapes if len(shape) == len(logical)), shapes[0])
         return shapes[0]
 

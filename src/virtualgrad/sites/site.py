@@ -71,27 +71,26 @@ def read_layout(
             the rows that a mixture of experts picks. False for lookups, whose leading axis may
             come from constant indices (positions).
     """
-    rank = len(shape)
-    from_data = batch_dim < rank and batch_dim not in parameter_axes
-    if batch_size is None:
-        if from_data:
-            return Layout(shape, parameter_axes, batch_dim, shape[batch_dim])
-        return Layout(shape, parameter_axes, None, 1)
-    if from_data and shape[batch_dim] == batch_size:
-        return Layout(shape, parameter_axes, batch_dim, batch_size)
-    rows = shape[0] if rank else 0
-    broadcast_constant = rank > 2 and rows == 1  # noqa: PLR2004 - (1, T, C): no samples in it
-    if not foldable or rows == 0 or 0 in parameter_axes or broadcast_constant:
-        return Layout(shape, parameter_axes, None, 1)
+    unsampled = Layout(shape, parameter_axes, None, 1)
+    data_axes = [axis for axis in range(len(shape)) if axis not in parameter_axes]
+    if batch_dim in data_axes and batch_size in (None, shape[batch_dim]):
+        return Layout(shape, parameter_axes, batch_dim, shape[batch_dim])
+    # Rows lead, except in a batch of products with one weight each: (weights, rows, features).
+    axis = 1 if parameter_axes == {0, 2} and len(shape) == 3 else 0
+    if batch_size is None or not foldable or axis not in data_axes:
+        return unsampled
+    rows = shape[axis]
+    if rows == 0 or (rows == 1 and len(data_axes) > 1):  # (1, T, C): a constant, not samples
+        return unsampled
     if rows % batch_size:
-        # Rows of no known order: each is a sample's position; average over all of them.
-        return Layout(shape, parameter_axes, 0, batch_size)
+        # Rows of no known order: each is some sample's; average over all of them.
+        return Layout(shape, parameter_axes, axis, batch_size)
     positions = rows // batch_size
     folded = (batch_size, positions) if batch_dim == 0 else (positions, batch_size)
     return Layout(
-        view=(*folded, *shape[1:]),
-        parameter_axes=frozenset(axis + 1 for axis in parameter_axes),
-        sample_axis=0 if batch_dim == 0 else 1,
+        view=(*shape[:axis], *folded, *shape[axis + 1 :]),
+        parameter_axes=frozenset(a if a < axis else a + 1 for a in parameter_axes),
+        sample_axis=axis if batch_dim == 0 else axis + 1,
         samples=batch_size,
     )
 

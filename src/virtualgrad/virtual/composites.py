@@ -1,13 +1,14 @@
 """Torch functions that hide several ops: run piece by piece, so that each piece is a site.
 
-``multi_head_attention_forward`` and the recurrent cells reach Python as one opaque call. The
-pieces run in the same order with the same kernels as inside the call, so outputs stay the same to
-the bit. Multi-step recurrent kernels (``nn.LSTM`` and its like) stay one op: not linear, by the
+Functions of ``torch.nn.functional`` that are written in Python (multi-head attention, normalize)
+and the recurrent cells reach an interceptor as one opaque call. The pieces run in the same order, in place where the call does, with the same kernels as inside it, so
+outputs stay the same to the bit. Multi-step recurrent kernels (``nn.LSTM`` and its like) stay one op: not linear, by the
 paper's rule.
 """
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,18 +17,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The same code with another view of one global: torch's own function checks for overrides first,
-# and would be handed back to the interceptor that called it, for ever.
-multi_head_attention = types.FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**vars(F), "has_torch_function": lambda tensors: False},
-    "multi_head_attention_forward",
-    F.multi_head_attention_forward.__defaults__,
-    F.multi_head_attention_forward.__closure__,
+_COMPOSED_IN = (vars(F), vars(torch.functional))
+_NO_OVERRIDES = dict.fromkeys(
+    ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
+    lambda *tensors: False,
 )
-multi_head_attention.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__
 
-CellWeights = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+@functools.cache
+def python_function(function: Any) -> Callable[..., Any] | None:
+    """Torch's own Python function without its check for overrides; None for any other function.
+
+    The check would hand the call back to the interceptor that makes it, for ever. The result has
+    the same code, with another view of the globals that hold the check.
+    """
+    if not isinstance(function, types.FunctionType):
+        return None
+    if not any(function.__globals__ is composed for composed in _COMPOSED_IN):
+        return None
+    inside = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **_NO_OVERRIDES},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    inside.__kwdefaults__ = function.__kwdefaults__
+    return inside
 
 
 def _gates(x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, *b: Tensor | None) -> list[Tensor]:
@@ -40,7 +56,7 @@ def rnn_cell(nonlinearity: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
     def cell(x: Tensor, h: Tensor, *weights: Any) -> Tensor:
         hidden, inputs = _gates(x, h, *weights)
-        return nonlinearity(hidden + inputs)
+        return nonlinearity(hidden.add_(inputs))
 
     return cell
 
@@ -54,9 +70,9 @@ def lstm_cell(x: Tensor, state: tuple[Tensor, Tensor], *weights: Any) -> tuple[T
         h_new, c_new, _ = torch._thnn_fused_lstm_cell(inputs, hidden, c, *biases)
         return h_new, c_new
     hidden, inputs = _gates(x, h, *weights)
-    i, f, g, o = (hidden + inputs).chunk(4, 1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    c_new = f * c + i * g
+    i, f, g, o = hidden.add_(inputs).unsafe_chunk(4, 1)
+    i, f, g, o = i.sigmoid_(), f.sigmoid_(), g.tanh_(), o.sigmoid_()
+    c_new = (f * c).add_(i * g)
     return o * c_new.tanh(), c_new
 
 
@@ -67,18 +83,21 @@ def gru_cell(x: Tensor, h: Tensor, *weights: Any) -> Tensor:
         hidden, inputs = _gates(x, h, w_ih, w_hh)
         return torch._thnn_fused_gru_cell(inputs, hidden, h, *biases)[0]
     hidden, inputs = _gates(x, h, *weights)
-    h_r, h_z, h_n = hidden.chunk(3, 1)
-    i_r, i_z, i_n = inputs.chunk(3, 1)
-    r, z = (h_r + i_r).sigmoid(), (h_z + i_z).sigmoid()
-    n = (i_n + h_n * r).tanh()
-    return (h - n) * z + n
+    h_r, h_z, h_n = hidden.unsafe_chunk(3, 1)
+    i_r, i_z, i_n = inputs.unsafe_chunk(3, 1)
+    r, z = h_r.add_(i_r).sigmoid_(), h_z.add_(i_z).sigmoid_()
+    n = i_n.add(h_n.mul_(r)).tanh_()
+    return (h - n).mul_(z).add_(n)
 
 
-PIECEWISE: dict[Any, Callable[..., Any]] = {
-    F.multi_head_attention_forward: multi_head_attention,
+_CELLS: dict[Any, Callable[..., Any]] = {
     torch.rnn_tanh_cell: rnn_cell(torch.tanh),
     torch.rnn_relu_cell: rnn_cell(torch.relu),
     torch.lstm_cell: lstm_cell,
     torch.gru_cell: gru_cell,
 }
-"""Opaque torch function -> the same computation, piece by piece."""
+
+
+def piecewise(function: Any) -> Callable[..., Any] | None:
+    """The same computation as an opaque torch function, piece by piece; None if it has no pieces."""
+    return _CELLS.get(function) or python_function(function)

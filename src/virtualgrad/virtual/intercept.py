@@ -8,7 +8,7 @@ it, and those that take a tracked parameter directly are run with an extended pu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,8 +20,14 @@ from torch.overrides import TorchFunctionMode
 from virtualgrad.errors import TransformError
 from virtualgrad.operators import Operator, apply_operator, identity
 from virtualgrad.sites import Site, Where, every_linear_site, read_layout
-from virtualgrad.sites.functions import LINEAR, TRANSPARENT, FunctionRule, is_basic_index
-from virtualgrad.virtual.composites import PIECEWISE
+from virtualgrad.sites.functions import (
+    COPIES,
+    LINEAR,
+    TRANSPARENT,
+    FunctionRule,
+    is_basic_index,
+)
+from virtualgrad.virtual.composites import piecewise
 from virtualgrad.virtual.ops import Join, Transform, Transforms, hold_fixed, tensors_in
 from virtualgrad.virtual.products import PRODUCTS
 
@@ -39,6 +45,19 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class View:
+    """A tensor behind which a tracked parameter is still itself: a view, a copy or a cast.
+
+    ``strided`` has the same axes, with stride 0 where the parameter was expanded (a copy of an
+    expanded tensor has lost them). Both are kept alive, so that an id stays its tensor's own.
+    """
+
+    parameter: str
+    tensor: Tensor
+    strided: Tensor
+
+
+@dataclass(frozen=True)
 class Use:
     """One tracked parameter among the arguments of a torch function."""
 
@@ -46,6 +65,7 @@ class Use:
     role: str
     tensor: Tensor
     parameter: str
+    strided: Tensor
 
 
 @dataclass(frozen=True)
@@ -116,7 +136,7 @@ class Intercept(TorchFunctionMode):
         self.path: list[str] = []
         self._names: dict[int, str] = {}
         self._parameters: dict[str, Tensor] = {}
-        self._views: dict[int, tuple[str, Tensor]] = {}
+        self._views: dict[int, View] = {}
         self._chosen: dict[str, frozenset[str]] = {}
         self.owners: dict[str, str] = {}  # site -> the parameter at which its state is saved
         self._current = Pass(None)
@@ -174,20 +194,31 @@ class Intercept(TorchFunctionMode):
             return self._linear(func, rule, args, kwargs)
         if func in TRANSPARENT:
             return self._transparent(func, args, kwargs)
-        if func in PIECEWISE and any(self._name_of(t) for t in tensors_in((args, kwargs))):
-            return self._piecewise(func, args, kwargs)
+        pieces = piecewise(func)
+        if pieces is not None and any(self._name_of(t) for t in tensors_in((args, kwargs))):
+            return self._piecewise(func, pieces, args, kwargs)
         return self._other(func, args, kwargs)
 
     def _transparent(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        name = self._name_of(args[0]) if args and isinstance(args[0], Tensor) else None
-        if name is not None:
-            for tensor in tensors_in(list(result) if isinstance(result, tuple | list) else result):
-                if tensor.requires_grad:
-                    self._views[id(tensor)] = (name, tensor)  # kept alive: the id stays its own
+        source = args[0] if args and isinstance(args[0], Tensor) else None
+        name = None if source is None else self._name_of(source)
+        if source is None or name is None:
+            return result
+        if isinstance(result, Iterator):  # iteration over a parameter goes through unbind
+            result = list(result)
+            self._remember(name, result, None)
+            return iter(result)
+        self._remember(name, result, self._strided(source) if func in COPIES else None)
         return result
 
-    def _piecewise(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _remember(self, name: str, result: Any, strided: Tensor | None) -> None:
+        for tensor in tensors_in(result):
+            if tensor.requires_grad:
+                like = tensor if strided is None else strided
+                self._views[id(tensor)] = View(name, tensor, like)
+
+    def _piecewise(self, func: Any, pieces: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         batch_dim, batch_size = self.batch_dim, self._current.batch_size
         if func is F.multi_head_attention_forward:  # computes on (length, batch, features)
             query = args[0] if args else kwargs["query"]
@@ -195,7 +226,7 @@ class Intercept(TorchFunctionMode):
             self._current.batch_size = query.shape[1] if query.dim() == 3 else 1  # noqa: PLR2004
         try:
             with self:
-                return PIECEWISE[func](*args, **kwargs)
+                return pieces(*args, **kwargs)
         finally:
             self.batch_dim, self._current.batch_size = batch_dim, batch_size
 
@@ -270,13 +301,18 @@ class Intercept(TorchFunctionMode):
         name = self._names.get(id(tensor))
         if name is None:
             view = self._views.get(id(tensor))
-            return None if view is None else view[0]
+            return None if view is None else view.parameter
         return name if tensor.requires_grad else None
+
+    def _strided(self, tensor: Tensor) -> Tensor:
+        """A tensor with the same axes whose strides tell where the parameter was expanded."""
+        view = self._views.get(id(tensor))
+        return tensor if view is None else view.strided
 
     def _uses(self, rule: FunctionRule, bound: dict[str, Any], arguments: Any) -> list[Use]:
         """Tracked parameters in which this call is linear: each stands in it once."""
         uses = [
-            Use(argument, role, tensor, name)
+            Use(argument, role, tensor, name, self._strided(tensor))
             for argument, role, tensor in rule.operands(bound)
             if (name := self._name_of(tensor)) is not None
         ]
@@ -298,7 +334,7 @@ class Intercept(TorchFunctionMode):
     def _site(self, call: Call, shape: tuple[int, ...]) -> Site:
         axes: set[int] = set()
         for use in call.uses:
-            axes |= call.rule.axes(len(shape), use.argument, use.tensor, call.bound)
+            axes |= call.rule.axes(len(shape), use.argument, use.strided, call.bound)
         layout = read_layout(
             shape,
             frozenset(axes),
