@@ -196,10 +196,8 @@ CASES: dict[str, Case] = {
     ),
     "rms norm": Case(lambda: nn.RMSNorm(5), floats(BATCH, 3, 5)),
     "prelu": Case(lambda: nn.PReLU(3), floats(BATCH, 3, 4)),
-    "prelu, one slope": Case(lambda: nn.PReLU(), floats(BATCH, 3, 4)),
-    "attention": Case(
-        lambda: Attention(batch_first=True), floats(BATCH, 3, 4), batch_dim=1
-    ),
+    "prelu, one slope": Case(nn.PReLU, floats(BATCH, 3, 4)),
+    "attention": Case(lambda: Attention(batch_first=True), floats(BATCH, 3, 4), batch_dim=1),
     "attention, bias kv": Case(
         lambda: Attention(add_bias_kv=True), floats(3, BATCH, 4), batch_dim=1
     ),
@@ -271,7 +269,9 @@ CASES: dict[str, Case] = {
         raw(lambda m, x: torch.cat([m.w.expand(BATCH, 1, 5), x], 1), w=(1, 1, 5)),
         floats(BATCH, 3, 5),
     ),
-    "raw stack": Case(raw(lambda m, x: x @ torch.stack([m.a, m.b]).t(), a=(5,), b=(5,)), floats(BATCH, 5)),
+    "raw stack": Case(
+        raw(lambda m, x: x @ torch.stack([m.a, m.b]).t(), a=(5,), b=(5,)), floats(BATCH, 5)
+    ),
     "raw index": Case(raw(lambda m, x: torch.tanh(m.w[x]), w=(7, 5)), tokens(BATCH, 3)),
     "raw index select": Case(
         raw(lambda m, x: torch.tanh(m.w.index_select(0, x)), w=(7, 5)), tokens(BATCH)
@@ -311,9 +311,7 @@ CASES: dict[str, Case] = {
     "tied": Case(Tied, tokens(BATCH, 3)),
     "residual in place": Case(Residual, floats(BATCH, 3, 5, 4)),
     "lora": Case(LoRA, floats(BATCH, 5)),
-    "weight norm": Case(
-        lambda: parametrizations.weight_norm(nn.Linear(5, 4)), floats(BATCH, 5)
-    ),
+    "weight norm": Case(lambda: parametrizations.weight_norm(nn.Linear(5, 4)), floats(BATCH, 5)),
     "parametrized": Case(lambda: _symmetric(nn.Linear(5, 5)), floats(BATCH, 5)),
     "transformer layer": Case(
         lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=False),

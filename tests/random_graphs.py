@@ -151,4 +151,8 @@ class RandomModel(nn.Module):
         return loss
 
     def inputs(self) -> Tensor:
-        return torch.randn(BATCH, LENGTH, WIDTH) if self.program.sequences else torch.randn(BATCH, WIDTH)
+        return (
+            torch.randn(BATCH, LENGTH, WIDTH)
+            if self.program.sequences
+            else torch.randn(BATCH, WIDTH)
+        )

@@ -15,6 +15,7 @@ pull-back of T(g) instead of g, summed over its sites; activations still get the
 """
 
 from virtualgrad import operators
+from virtualgrad.explain import Explanation, explain
 from virtualgrad.optim import SVGD, VirtualGradientDescent
 from virtualgrad.sites import Site, every_linear_site, weights_only
 from virtualgrad.virtual import virtual_grad
@@ -23,9 +24,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SVGD",
+    "Explanation",
     "Site",
     "VirtualGradientDescent",
     "every_linear_site",
+    "explain",
     "operators",
     "virtual_grad",
     "weights_only",

@@ -6,12 +6,14 @@ would expect in that place, so ``except ValueError`` around an optimizer goes on
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class VirtualGradError(Exception):
     """Base class of all errors that virtualgrad raises."""
 
     @classmethod
-    def of(cls, *, given: str, allowed: str, todo: str) -> VirtualGradError:
+    def of(cls, *, given: str, allowed: str, todo: str) -> Self:
         """Build the error from the three things that a reader needs to get on."""
         return cls(f"given: {given}; allowed: {allowed}; next step: {todo}")
 

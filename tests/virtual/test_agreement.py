@@ -99,11 +99,12 @@ def test_identity_gives_the_gradient_of_autograd(case: str) -> None:
         torch.testing.assert_close(v, q.grad, rtol=1e-12, atol=1e-14, msg=name)
 
 
-@pytest.mark.parametrize("case", CASES)
+WITH_FLOAT_INPUTS = [name for name, case in CASES.items() if case.inputs()[0].is_floating_point()]
+
+
+@pytest.mark.parametrize("case", WITH_FLOAT_INPUTS)
 def test_activations_keep_the_true_gradient(case: str) -> None:
     model, inputs = CASES[case].model(), CASES[case].inputs()
-    if not inputs[0].is_floating_point():
-        pytest.skip("tokens have no gradient")
     gradients = []
     for attach in (False, True):
         x = inputs[0].clone().requires_grad_()

@@ -88,9 +88,7 @@ def test_identity_is_autograd_on_random_graphs(program: Program) -> None:
     with Attachment(model, Intercept(named_parameters(model), operators.identity)):
         model(x).backward()
     plain(x).backward()
-    by_topology = virtual_grad(
-        plain(x), plain.parameters(), operators.identity, allow_unused=True
-    )
+    by_topology = virtual_grad(plain(x), plain.parameters(), operators.identity, allow_unused=True)
     for p, q, v in zip(model.parameters(), plain.parameters(), by_topology, strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(v, q.grad, rtol=1e-12, atol=1e-14)

@@ -15,6 +15,7 @@ from virtualgrad.explain.dot import dot_text
 from virtualgrad.explain.forward import Recording, record_forward
 from virtualgrad.explain.picture import Picture, draw
 from virtualgrad.sites import Site, Where, every_linear_site
+from virtualgrad.virtual import unwrap
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,7 +112,7 @@ def explain(
     transformed = _choose(recording.sites, where or every_linear_site)
     sizes = {name: p.numel() for name, p in recording.parameters.items()}
     return Explanation(
-        model=type(model).__name__,
+        model=type(unwrap(model)).__name__,
         sites=recording.sites,
         transformed=transformed,
         parameters={

@@ -160,7 +160,7 @@ def _completed(recorder: Recorder, in_graph: Sequence[GraphSite]) -> tuple[OpRec
         record = records[owner[node]]
         names = [s.parameter for s in found.slots if s.parameter not in record.parameters]
         if names:
-            reason = f"op {op!r} is no torch function into which T could be put"
+            reason = f"T cannot be put into op {op!r}, which only the autograd graph shows"
             site = recorder.nonlinear_site(op, names, record.shape, reason)
             records[owner[node]] = replace(record, sites=(*record.sites, site))
     return tuple(sorted(records, key=lambda record: record.sequence))

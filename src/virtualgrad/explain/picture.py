@@ -95,18 +95,14 @@ class _Drawing:
         self._add(Value(value, "sigma" if op.sites else "value", op.op, op.shape))
         for node in op.nodes:
             for following, _ in node.next_functions:
-                source = self._source(following)
-                if source is not None and source != value:
-                    self._connect(source, value)
+                self._connect(self._source(following), value)
 
     def _draw_outputs(self) -> None:
         outputs = self.recording.outputs
         for number, output in enumerate(outputs):
             title = "output" if len(outputs) == 1 else f"output {number}"
             self._add(Value(f"output{number}", "output", title, output.shape))
-            source = self._source(output.node)
-            if source is not None:
-                self._connect(source, f"output{number}")
+            self._connect(self._source(output.node), f"output{number}")
 
     def _source(self, node: Node | None) -> str | None:
         """The value that a node made, or whose view it made."""
@@ -134,5 +130,6 @@ class _Drawing:
     def _add(self, value: Value) -> None:
         self.values.setdefault(value.id, value)
 
-    def _connect(self, source: str, target: str, transformed: bool = False) -> None:
-        self.edges.setdefault((source, target), Edge(source, target, transformed))
+    def _connect(self, source: str | None, target: str, transformed: bool = False) -> None:
+        if source is not None and source != target:  # not within the nodes of one op
+            self.edges.setdefault((source, target), Edge(source, target, transformed))

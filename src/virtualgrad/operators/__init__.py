@@ -13,6 +13,7 @@ from virtualgrad.operators.base import (
     Operator,
     StatefulOperator,
     apply_operator,
+    as_stateful,
     compose,
 )
 from virtualgrad.operators.first_order import FirstOrder, adam, momentum, on_sigma, rmsprop, sgd
@@ -31,6 +32,7 @@ __all__ = [
     "StatefulOperator",
     "adam",
     "apply_operator",
+    "as_stateful",
     "compose",
     "identity",
     "momentum",

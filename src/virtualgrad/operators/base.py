@@ -55,6 +55,28 @@ class StatefulOperator(ABC):
         return []
 
 
+class _Stateless(StatefulOperator):
+    """Any other operator, as one whose state is always empty."""
+
+    def __init__(self, operator: Operator) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        return self.operator(g, site)
+
+    def commit(self) -> None:
+        pass
+
+    def rollback(self) -> None:
+        pass
+
+
+def as_stateful(operator: Operator) -> StatefulOperator:
+    """The operator itself if it keeps a state, or else one that adds an empty state to it."""
+    return operator if isinstance(operator, StatefulOperator) else _Stateless(operator)
+
+
 class Compose(StatefulOperator):
     """compose(A, B, C)(g) = A(B(C(g))): the rightmost acts first, as in the notation A B C g."""
 
@@ -73,7 +95,7 @@ class Compose(StatefulOperator):
         return [o for o in self.operators if isinstance(o, StatefulOperator)]
 
     @property
-    def state(self) -> dict[str, SiteState]:  # type: ignore[override]
+    def state(self) -> dict[str, SiteState]:
         """State of all members: names carry the position of the member, as in ``"0.r"``."""
         merged: dict[str, SiteState] = {}
         for position, operator in enumerate(self.stateful):
@@ -113,7 +135,7 @@ class Compose(StatefulOperator):
 
 
 def compose(*operators: Operator) -> Compose:
-    """compose(A, B, C)(g) = A(B(C(g)))."""
+    """Chain operators: ``compose(A, B, C)`` makes A(B(C(g))) of g."""
     return Compose(*operators)
 
 

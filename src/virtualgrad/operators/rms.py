@@ -45,7 +45,7 @@ def running_mean(r: Tensor, statistic: Tensor, rho: float) -> Tensor:
 
 
 def divisor(r: Tensor, eps: float) -> Tensor:
-    """sqrt(r + eps)."""  # noqa: D403 - a formula
+    """sqrt(r + eps)."""
     return torch.sqrt(r + eps)
 
 

@@ -11,7 +11,7 @@ from virtualgrad.errors import HyperparameterError
 from virtualgrad.sites import Site
 
 
-def identity(g: Tensor, site: Site, /) -> Tensor:  # noqa: ARG001 - the contract of an operator
+def identity(g: Tensor, site: Site, /) -> Tensor:
     """T(g) = g: the virtual gradient is the gradient."""
     return g
 

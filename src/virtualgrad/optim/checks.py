@@ -69,7 +69,7 @@ def require_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise ModelError.of(
             given=f"a {type(model).__name__} in place of the model",
-            allowed="a torch.nn.Module: virtual gradients depend on the ops, not only on parameters",
+            allowed="a torch.nn.Module: virtual gradients depend on ops, not on parameters alone",
             todo="pass the model itself; name some of its parameters with params=",
         )
 
@@ -115,9 +115,7 @@ def require_fitting_state(state_dict: Mapping[str, Any], groups: list[dict[str, 
     _require_fitting_shapes(state_dict, groups)
 
 
-def _require_fitting_shapes(
-    state_dict: Mapping[str, Any], groups: list[dict[str, Any]]
-) -> None:
+def _require_fitting_shapes(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
     shapes = state_dict.get("virtualgrad", {}).get("shapes", {})
     for group in groups:
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
@@ -129,13 +127,11 @@ def _require_fitting_shapes(
 
 
 def _unfit(given: str, allowed: str) -> StateDictError:
-    error = StateDictError.of(
+    return StateDictError.of(
         given=f"a state_dict with {given}",
         allowed=allowed,
         todo="load the state_dict of the same optimizer on the same model; nothing was changed",
     )
-    assert isinstance(error, StateDictError)  # noqa: S101 - of() builds its own class
-    return error
 
 
 def first_nonfinite(named_grads: Sequence[tuple[str, Tensor]]) -> str | None:

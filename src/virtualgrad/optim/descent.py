@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from virtualgrad.errors import DetachedError, ModelError, NonFiniteError
-from virtualgrad.operators import Operator, StatefulOperator, identity
+from virtualgrad.operators import Operator, as_stateful, identity
 from virtualgrad.optim import checks
 from virtualgrad.optim.update import decay, descend
 from virtualgrad.sites import Where, every_linear_site
@@ -66,6 +66,7 @@ class VirtualGradientDescent(Optimizer):
             checks.require_in_range(name, value)
         self.model = unwrap(model)
         self.operator = operator
+        self._transaction = as_stateful(operator)
         self.nonfinite = nonfinite
         self._group_index: dict[str, int] = {}
         self._attachment: Attachment | None = None
@@ -100,7 +101,7 @@ class VirtualGradientDescent(Optimizer):
         self.detach()
 
     def _attached(self) -> Attachment:
-        attachment = getattr(self, "_attachment", None)
+        attachment: Attachment | None = getattr(self, "_attachment", None)
         if attachment is None or not attachment.active:
             raise DetachedError.of(
                 given=f"{type(self).__name__} that is not attached to a model: detached, copied or "
@@ -169,13 +170,12 @@ class VirtualGradientDescent(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and what an operator has prepared from them."""
         super().zero_grad(set_to_none)
-        if isinstance(self.operator, StatefulOperator):
-            self.operator.rollback()
         if self._attachment is not None:
+            self._transaction.rollback()
             self._attachment.intercept.end_step()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step along the virtual gradients that backward has left in ``.grad``."""
         attachment = self._attached()
         loss = None
@@ -186,8 +186,7 @@ class VirtualGradientDescent(Optimizer):
             return loss
         for group in self.param_groups:
             self._step_group(group)
-        if isinstance(self.operator, StatefulOperator):
-            self.operator.commit()
+        self._transaction.commit()
         attachment.intercept.end_step()
         return loss
 
@@ -205,16 +204,14 @@ class VirtualGradientDescent(Optimizer):
 
     def _refuse_nonfinite(self) -> bool:
         """Whether to skip this step for a NaN or infinite gradient; forget it, or raise."""
-        stateful = isinstance(self.operator, StatefulOperator)
-        places = self.operator.nonfinite_sites() if stateful else []  # type: ignore[union-attr]
+        places = self._transaction.nonfinite_sites()
         if not places:
             grads = [(name, p.grad) for name, p in self._named_parameters() if p.grad is not None]
             place = checks.first_nonfinite(grads)
             places = [] if place is None else [place]
         if not places:
             return False
-        if stateful:
-            self.operator.rollback()  # type: ignore[union-attr]
+        self._transaction.rollback()
         if self.nonfinite == "skip":
             return True
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
@@ -232,12 +229,11 @@ class VirtualGradientDescent(Optimizer):
         packed = super().state_dict()
         shapes = {name: tuple(p.shape) for name, p in self._named_parameters()}
         packed["virtualgrad"] = {"version": 1, "shapes": shapes}
-        if isinstance(self.operator, StatefulOperator):
-            index = {name: i for i, (name, _) in enumerate(self._named_parameters())}
-            for key, tensors in self.operator.state.items():
-                owner = index[self._attached().intercept.owners[key]]
-                for name, tensor in tensors.items():
-                    packed["state"].setdefault(owner, {})[f"{name}@{key}"] = tensor
+        index = {name: i for i, (name, _) in enumerate(self._named_parameters())}
+        for key, tensors in self._transaction.state.items():
+            owner = index[self._attached().intercept.owners[key]]
+            for name, tensor in tensors.items():
+                packed["state"].setdefault(owner, {})[f"{name}@{key}"] = tensor
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -259,9 +255,8 @@ class VirtualGradientDescent(Optimizer):
                 else:
                     plain_state.setdefault(index, {})[entry] = value
         super().load_state_dict({**state_dict, "state": plain_state})
-        if isinstance(self.operator, StatefulOperator):
-            self.operator.rollback()
-            self.operator.state = operator_state
+        self._transaction.rollback()
+        self._transaction.state = operator_state
         attachment.intercept.owners = owners
 
     def __repr__(self) -> str:
@@ -271,7 +266,7 @@ class VirtualGradientDescent(Optimizer):
         lines = [f"{type(self).__name__} on {self._title()}: {count:,} parameters"]
         lines[0] += "" if attached else " (detached)"
         for number, group in enumerate(self.param_groups):
-            numbers = ", ".join(f"{name}={group[name]:g}" for name in self.defaults)
+            numbers = ", ".join(f"{n}={group[n]:g}" for n in checks.RANGES if n in group)
             lines.append(f"  group {number}: {len(group['params'])} tensors, {numbers}")
         return "\n".join(lines)
 

@@ -1,8 +1,8 @@
 r"""SVGD, Stochastic Virtual Gradient Descent (Li and Shu, arXiv 1907.04021), Algorithm 1.
 
-    r_i <- rho r_i + (1 - rho) (1/m) sum over samples of g_i^2         at every site i
-    T(g_i) = s g_i / sqrt(r_i + eps)                                   where the op is linear
-    theta <- theta - alpha * (virtual gradient of theta)
+r_i <- rho r_i + (1 - rho) (1/m) sum over samples of g_i^2         at every site i
+T(g_i) = s g_i / sqrt(r_i + eps)                                   where the op is linear
+theta <- theta - alpha * (virtual gradient of theta)
 """
 
 from __future__ import annotations
@@ -109,5 +109,5 @@ class SVGD(VirtualGradientDescent):
         T acts on the weights of matmul and convolution only, on the gradient of the batch's loss,
         with the r of before the step.
         """
-        as_released = {"per_sample": False, "stale": True, "where": weights_only}
+        as_released: dict[str, Any] = {"per_sample": False, "stale": True, "where": weights_only}
         return cls(model, lr, scale=scale, **(as_released | options))

@@ -68,7 +68,7 @@ def matmul(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[i
         own, batch_rank = rank - 1, rank - (2 if left.dim() > 1 else 1)
     else:
         own, batch_rank = rank - (2 if right.dim() > 1 else 1), rank - (2 if right.dim() > 1 else 1)
-    batch = operand.flatten(-2)[..., 0] if operand.dim() > 2 else None  # noqa: PLR2004
+    batch = operand.flatten(-2)[..., 0] if operand.dim() > 2 else None
     return {own} if batch is None else {own} | broadcast(batch_rank, name, batch, arguments)
 
 
@@ -175,7 +175,7 @@ class FunctionRule:
     def is_linear(self, bound: Arguments) -> bool:
         """Whether the function is linear with these arguments."""
         if self.op == "embedding_bag":
-            return bound.get("mode", "mean") != "max"
+            return bool(bound.get("mode", "mean") != "max")
         return bound.get("out") is None
 
 
@@ -193,7 +193,7 @@ def _signature(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
 def _running_statistics_untouched(function: Callable[..., Tensor], flag: str) -> Any:
     """The norm as a function of weight and bias alone: running statistics are not updated again."""
 
-    def pull_back(  # noqa: PLR0913, PLR0917 - the signature of F.batch_norm and F.instance_norm
+    def pull_back(
         input: Tensor,
         running_mean: Tensor | None = None,
         running_var: Tensor | None = None,
@@ -300,7 +300,6 @@ _add("triu", "input:weight", every, torch.triu, T.triu)
 _add("flip", "input:weight", every, torch.flip, T.flip)
 _add("roll", "input:weight", every, torch.roll, T.roll)
 _add("repeat", "input:weight", every, T.repeat)
-
 
 
 def _functions(names: str) -> frozenset[Any]:

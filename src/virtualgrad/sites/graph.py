@@ -142,13 +142,13 @@ def _repeats_for_norm(node: Node, consumers: list[Node]) -> bool:
 
 
 def _is_max_bag(node: Node) -> bool:
-    return node.name() == "EmbeddingBagBackward0" and node._saved_mode == 2  # noqa: PLR2004
+    return node.name() == "EmbeddingBagBackward0" and bool(node._saved_mode == 2)
 
 
 class _Reader:
     """Reads off a node and its neighbours what sigma is."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
+    def __init__(  # noqa: PLR0917
         self,
         node: Node,
         slots: tuple[Slot, ...],
@@ -160,7 +160,8 @@ class _Reader:
         self.node = node
         self.slots = slots
         self.consumers = consumers
-        self.batch = {"batch_size": batch_size, "batch_dim": batch_dim}
+        self.batch_size = batch_size
+        self.batch_dim = batch_dim
         self.counts = counts
         self.rule = LINEAR.get(node.name())
         self.shape = shape_of(node, 0)
@@ -190,13 +191,19 @@ class _Reader:
         )
 
     def _layout(self, slots: list[Slot]) -> Layout:
-        assert self.rule is not None  # noqa: S101 - only nodes with a rule are linear
+        assert self.rule is not None
         logical = self._logical_shape(slots)
         axes: set[int] = set()
         for slot in slots:
             operand = self._operand_shape(slot, logical)
             axes |= self.rule.axes(self.node, slot.index, operand, logical)
-        return read_layout(logical, frozenset(axes), foldable=self.rule.foldable, **self.batch)
+        return read_layout(
+            logical,
+            frozenset(axes),
+            batch_size=self.batch_size,
+            batch_dim=self.batch_dim,
+            foldable=self.rule.foldable,
+        )
 
     def _logical_shape(self, slots: list[Slot]) -> Shape:
         """Sigma's shape as the op's caller sees it, where a composite op reshapes its result."""
@@ -206,7 +213,7 @@ class _Reader:
             return self.shape
         consumer = self.consumers[0]
         repeated = any(n.name() == "RepeatBackward0" for slot in slots for n, _ in slot.chain)
-        reshaped_by_matmul = consumer.name() == "UnsafeViewBackward0" and len(self.shape) > 2  # noqa: PLR2004
+        reshaped_by_matmul = consumer.name() == "UnsafeViewBackward0" and len(self.shape) > 2
         if reshaped_by_matmul or (repeated and self.rule and self.rule.op == "batch_norm"):
             return shape_of(consumer, 0)
         return self.shape
@@ -232,4 +239,5 @@ def shape_of(node: Node, output: int) -> Shape:
 
 def op_name(node: Node) -> str:
     """``"SoftmaxBackward0"`` -> ``"softmax"``: a readable name for any node."""
-    return node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward").lower()
+    name: str = node.name()
+    return name.rpartition("::")[2].rstrip("0123456789").removesuffix("Backward").lower()

@@ -156,11 +156,11 @@ LINEAR: dict[str, NodeRule] = {
 }
 """Name of the node -> where it is linear."""
 
+_TRANSPARENT_NAMES = """
+    T Transpose Permute View Reshape ReshapeAlias UnsafeView Squeeze Unsqueeze Expand Slice Select
+    Split SplitWithSizes UnsafeSplit Unbind Narrow Diagonal AsStrided Unfold Clone ToCopy Alias
+"""
 TRANSPARENT = frozenset(
-    f"{name}Backward{number}"
-    for name in """T Transpose Permute View Reshape ReshapeAlias UnsafeView Squeeze Unsqueeze Expand
-        Slice Select Split SplitWithSizes UnsafeSplit Unbind Narrow Diagonal AsStrided
-        Unfold Clone ToCopy Alias""".split()
-    for number in range(4)
+    f"{name}Backward{overload}" for name in _TRANSPARENT_NAMES.split() for overload in range(4)
 )
 """Views, copies and casts: the parameter is still itself behind them."""

@@ -148,6 +148,6 @@ def weights_only(site: Site) -> bool:
     return site.roles == ("weight",) and site.op in MATMUL_OPS | CONVOLUTION_OPS
 
 
-def every_linear_site(site: Site) -> bool:  # noqa: ARG001 - the predicate's signature
+def every_linear_site(site: Site) -> bool:
     """The choice of Algorithm 1 as printed: every op that is linear in the parameter."""
     return True

@@ -43,7 +43,7 @@ class Attachment:
                 self._modules.append(module)
 
     def detach(self) -> None:
-        """Put the model back as it was. Classes that others have put on top stay, and do nothing."""
+        """Put the model back as it was; classes that others put on top stay, and do nothing."""
         self.active = False
         for module in self._modules:
             while True:
@@ -92,25 +92,28 @@ def attachments_of(model: nn.Module) -> list[Attachment]:
 def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> type[nn.Module]:
     """A subclass of the module's class that runs this one module under the interception."""
     base = type(module)
-    plain_forward = base.forward
+    # A forward that was put on the module itself hides the one of its class: go round it.
+    method = "__call__" if "forward" in vars(module) else "forward"
+    plain = getattr(base, method)
 
-    @functools.wraps(plain_forward)  # its signature is read by trainers
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(plain)  # its signature is read by trainers
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # "is module": a copy that a class makes of itself by its own means is a plain model.
         if attachment.active and torch.is_grad_enabled() and self is module:
-            return attachment.call(path, plain_forward, self, args, kwargs)
-        return plain_forward(self, *args, **kwargs)
+            return attachment.call(path, plain, self, args, kwargs)
+        return plain(self, *args, **kwargs)
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
-        function, arguments, *rest = base.__reduce_ex__(self, protocol)
+        reduced: Any = base.__reduce_ex__(self, protocol)
+        function, arguments, *rest = reduced
         if function is copyreg.__newobj__ and arguments[0] is cls:  # type: ignore[attr-defined]
             # pickle insists that __newobj__ makes the object's own class; this one does not care.
             return (copyreg._reconstructor, (base, object, None), *rest)  # type: ignore[attr-defined]
-        plain = tuple(base if argument is cls else argument for argument in arguments)
-        return (base if function is cls else function, plain, *rest)
+        by_base = tuple(base if argument is cls else argument for argument in arguments)
+        return (base if function is cls else function, by_base, *rest)
 
     namespace = {
-        "forward": forward,
+        method: run,
         "__reduce_ex__": __reduce_ex__,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -163,7 +166,7 @@ def named_parameters(model: nn.Module) -> dict[str, Tensor]:
     """Name -> parameter of the unwrapped model; a tied parameter once, under its first name."""
     parameters: dict[str, Tensor] = dict(unwrap(model).named_parameters())
     for name, parameter in parameters.items():
-        if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        if torch.nn.parameter.is_lazy(parameter):
             raise ModelError.of(
                 given=f"the uninitialized parameter {name!r} of a lazy module",
                 allowed="parameters with a shape",

@@ -1,9 +1,10 @@
 """Torch functions that hide several ops: run piece by piece, so that each piece is a site.
 
 Functions of ``torch.nn.functional`` that are written in Python (multi-head attention, normalize)
-and the recurrent cells reach an interceptor as one opaque call. The pieces run in the same order, in place where the call does, with the same kernels as inside it, so
-outputs stay the same to the bit. Multi-step recurrent kernels (``nn.LSTM`` and its like) stay one op: not linear, by the
-paper's rule.
+and the recurrent cells reach an interceptor as one opaque call. The pieces run in the same order,
+in place where the call does, with the same kernels, so outputs stay the same to the bit.
+Multi-step recurrent kernels (``nn.LSTM`` and its like) stay one op: not linear, by the paper's
+rule.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _gates(x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, *b: Tensor | None) 
 
 
 def rnn_cell(nonlinearity: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """h' = nonlinearity(W_hh h + b_hh + W_ih x + b_ih)."""
+    """H' = nonlinearity(W_hh h + b_hh + W_ih x + b_ih)."""
 
     def cell(x: Tensor, h: Tensor, *weights: Any) -> Tensor:
         hidden, inputs = _gates(x, h, *weights)
@@ -67,7 +68,8 @@ def lstm_cell(x: Tensor, state: tuple[Tensor, Tensor], *weights: Any) -> tuple[T
     if x.is_cuda:  # pragma: no cover - the kernel that torch's own cell uses there
         w_ih, w_hh, *biases = weights
         hidden, inputs = _gates(x, h, w_ih, w_hh)
-        h_new, c_new, _ = torch._thnn_fused_lstm_cell(inputs, hidden, c, *biases)
+        fused_lstm: Any = torch.ops.aten._thnn_fused_lstm_cell
+        h_new, c_new, _ = fused_lstm(inputs, hidden, c, *biases)
         return h_new, c_new
     hidden, inputs = _gates(x, h, *weights)
     i, f, g, o = hidden.add_(inputs).unsafe_chunk(4, 1)
@@ -81,7 +83,9 @@ def gru_cell(x: Tensor, h: Tensor, *weights: Any) -> Tensor:
     if x.is_cuda:  # pragma: no cover - the kernel that torch's own cell uses there
         w_ih, w_hh, *biases = weights
         hidden, inputs = _gates(x, h, w_ih, w_hh)
-        return torch._thnn_fused_gru_cell(inputs, hidden, h, *biases)[0]
+        fused_gru: Any = torch.ops.aten._thnn_fused_gru_cell
+        h_new: Tensor = fused_gru(inputs, hidden, h, *biases)[0]
+        return h_new
     hidden, inputs = _gates(x, h, *weights)
     h_r, h_z, h_n = hidden.unsafe_chunk(3, 1)
     i_r, i_z, i_n = inputs.unsafe_chunk(3, 1)
@@ -99,5 +103,5 @@ _CELLS: dict[Any, Callable[..., Any]] = {
 
 
 def piecewise(function: Any) -> Callable[..., Any] | None:
-    """The same computation as an opaque torch function, piece by piece; None if it has no pieces."""
+    """The same computation as an opaque torch function, piece by piece; None without pieces."""
     return _CELLS.get(function) or python_function(function)

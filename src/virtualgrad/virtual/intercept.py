@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from virtualgrad.errors import TransformError
 from virtualgrad.operators import Operator, apply_operator, identity
@@ -106,6 +106,11 @@ class Call:
 
 Plan = list[tuple[Site, Operator]]
 """The parts of a site, and the operator at each."""
+
+
+def _another_is_on() -> bool:
+    """Whether a second optimizer has parameters of this model: it must see the op as well."""
+    return any(isinstance(mode, Intercept) for mode in _get_current_function_mode_stack())
 
 
 class Intercept(TorchFunctionMode):
@@ -223,7 +228,7 @@ class Intercept(TorchFunctionMode):
         if func is F.multi_head_attention_forward:  # computes on (length, batch, features)
             query = args[0] if args else kwargs["query"]
             self.batch_dim = 1
-            self._current.batch_size = query.shape[1] if query.dim() == 3 else 1  # noqa: PLR2004
+            self._current.batch_size = query.shape[1] if query.dim() == 3 else 1
         try:
             with self:
                 return pieces(*args, **kwargs)
@@ -231,7 +236,10 @@ class Intercept(TorchFunctionMode):
             self.batch_dim, self._current.batch_size = batch_dim, batch_size
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and args and result is args[0]:
+            self._views.pop(id(result), None)  # a copy that was overwritten: no parameter any more
+        return result
 
     def _linear(self, func: Any, rule: FunctionRule, args: tuple[Any, ...], kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -243,7 +251,7 @@ class Intercept(TorchFunctionMode):
         if torch._C._are_functorch_transforms_active():
             raise TransformError.of(
                 given=f"a torch.func transform over {rule.op}({uses[0].parameter})",
-                allowed="backward() and torch.autograd.grad: the state of T lives outside the graph",
+                allowed="backward() and torch.autograd.grad: the state of T is not in the graph",
                 todo="call optimizer.detach(), or transform a copy.deepcopy of the model",
             )
         key = self._key(rule.op, uses)
@@ -257,7 +265,7 @@ class Intercept(TorchFunctionMode):
             if not uses:
                 return call.plain()
             call = replace(call, uses=uses)
-        if call.rule.op in PRODUCTS:
+        if call.rule.op in PRODUCTS and not _another_is_on():
             return self._run_product(call)
         if call.rule.in_place:
             return self._run_in_place(call)
@@ -278,7 +286,7 @@ class Intercept(TorchFunctionMode):
         return sigma
 
     def _run_in_place(self, call: Call) -> Tensor:
-        """x op= theta: the pull-back into theta needs the old x, so take it first."""
+        """X op= theta: the pull-back into theta needs the old x, so take it first."""
         target = call.args[0]
         plan = self._plan(call, tuple(target.shape))
         old = (target.detach().clone(), *call.args[1:])

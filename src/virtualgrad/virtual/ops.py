@@ -31,7 +31,7 @@ class Join(torch.autograd.Function):
     """Value of ``main``; in backward the true g to ``main`` and T_k(g) to the k-th shadow."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, transforms: Sequence[Transform], in_place: bool, main: Tensor, *shadows: Tensor
     ) -> Tensor:
         """Return main; the shadows' values are not used."""
@@ -42,10 +42,11 @@ class Join(torch.autograd.Function):
             return main
         # A plain alias: returned as it is, main would become a view of itself, and the in-place
         # ReLU that follows many a layer would be refused on it.
-        return torch.ops.aten._unsafe_view(main, main.shape)
+        alias: Tensor = torch.ops.aten._unsafe_view(main, main.shape)
+        return alias
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
         """Return g for main, and T_k(g) for every shadow."""
         if g is None:
             return None, None, None, *(None for _ in ctx.transforms)

@@ -20,7 +20,7 @@ class Linear(torch.autograd.Function):
     """sigma = x W^T + b;  g W to x,  T(g)^T x to W,  the sum of T(g) to b."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, transforms: Transforms, x: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """Run F.linear."""
@@ -31,7 +31,7 @@ class Linear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
         """Return the gradients of x, weight and bias."""
         if g is None:
             return None, None, None, None
@@ -54,7 +54,7 @@ class Matmul(torch.autograd.Function):
     """sigma = a b;  g b^T to a and a^T g to b, with T(g) in place of g for a parameter."""
 
     @staticmethod
-    def forward(ctx: Any, transforms: Transforms, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, transforms: Transforms, a: Tensor, b: Tensor) -> Tensor:
         """Run torch.matmul."""
         ctx.save_for_backward(a, b)
         ctx.transforms = transforms
@@ -62,7 +62,7 @@ class Matmul(torch.autograd.Function):
         return torch.matmul(a, b)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
         """Return the gradients of a and b."""
         if g is None:
             return None, None, None

@@ -20,15 +20,14 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from virtualgrad.errors import LossError, ModelError
-from virtualgrad.operators import Operator, StatefulOperator, apply_operator
+from virtualgrad.operators import Operator, apply_operator, as_stateful
 from virtualgrad.sites import Where, every_linear_site
-from virtualgrad.sites.graph import GraphSite, Slot, find_graph_sites, follow
-from virtualgrad.sites.nodes import TRANSPARENT
+from virtualgrad.sites.graph import GraphSite, Slot, find_graph_sites
 
 Parameters = Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
 
 
-def virtual_grad(  # noqa: PLR0913
+def virtual_grad(
     loss: Tensor,
     params: Parameters,
     operator: Operator,
@@ -60,20 +59,18 @@ def virtual_grad(  # noqa: PLR0913
     """
     named = name_parameters(params)
     require_loss(loss)
-    unique = {name: parameter for name, parameter in named}
-    sites = find_graph_sites(
-        [loss.grad_fn], unique, batch_size=batch_size, batch_dim=batch_dim
-    )
+    unique = dict(named)
+    sites = find_graph_sites([loss.grad_fn], unique, batch_size=batch_size, batch_dim=batch_dim)
+    transaction = as_stateful(operator)
     try:
         arrived = _gradients_at(loss, sites)
         virtual = _pull_back_all(sites, arrived, operator, where or every_linear_site, unique)
+        plain = _plain_gradients(loss, unique, retain_graph, allow_unused)
     except BaseException:
-        if isinstance(operator, StatefulOperator):
-            operator.rollback()
+        transaction.rollback()
         raise
-    if isinstance(operator, StatefulOperator):
-        operator.commit()
-    return _with_plain_gradients(loss, named, virtual, retain_graph, allow_unused)
+    transaction.commit()
+    return tuple(virtual.get(name, plain[name]) for name, _ in named)
 
 
 def name_parameters(params: Parameters) -> list[tuple[str, Tensor]]:
@@ -83,7 +80,9 @@ def name_parameters(params: Parameters) -> list[tuple[str, Tensor]]:
         items = [params]
     else:
         items = list(params.items() if isinstance(params, Mapping) else params)
-    named = [item if isinstance(item, tuple) else (f"params[{i}]", item) for i, item in enumerate(items)]
+    named = [
+        item if isinstance(item, tuple) else (f"params[{i}]", item) for i, item in enumerate(items)
+    ]
     first_name: dict[int, str] = {}
     for name, parameter in named:
         if not (isinstance(parameter, Tensor) and parameter.is_leaf and parameter.requires_grad):
@@ -96,7 +95,7 @@ def name_parameters(params: Parameters) -> list[tuple[str, Tensor]]:
     return [(first_name[id(parameter)], parameter) for _, parameter in named]
 
 
-def require_loss(loss: Tensor) -> None:
+def require_loss(loss: Any) -> None:
     """Raise unless the loss is a scalar with a graph behind it."""
     if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
         raise LossError.of(
@@ -107,7 +106,7 @@ def require_loss(loss: Tensor) -> None:
 
 
 def _gradients_at(loss: Tensor, sites: list[GraphSite]) -> list[list[Tensor | None]]:
-    """g = dJ/dsigma at every site: one list per node, with an entry per output of the node."""
+    """G = dJ/dsigma at every site: one list per node, with an entry per output of the node."""
     edges, owners = [], []
     for position, site in enumerate(sites):
         for output in range(max(1, len(site.node._input_metadata))):
@@ -141,7 +140,7 @@ def _pull_back_all(
         if plain:
             pieces.append((plain, gradients))
         if chosen and gradients[0] is not None:
-            assert site.linear is not None  # noqa: S101 - slots are chosen from it
+            assert site.linear is not None
             seen_by_t = site.linear.only(*(slot.parameter for slot in chosen))
             transformed = apply_operator(operator, gradients[0], seen_by_t)
             pieces.append((chosen, [transformed, *gradients[1:]]))
@@ -183,33 +182,25 @@ def _through_chain(slot: Slot, pulled: Tensor, parameter: Tensor) -> Tensor:
     if len(slot.chain) == 1:
         return pulled
     edge = GradientEdge(node, output)
-    (share,) = torch.autograd.grad(
-        [edge], [parameter], grad_outputs=[pulled], retain_graph=True
-    )
+    (share,) = torch.autograd.grad([edge], [parameter], grad_outputs=[pulled], retain_graph=True)
     return share
 
 
-def _with_plain_gradients(
-    loss: Tensor,
-    named: list[tuple[str, Tensor]],
-    virtual: dict[str, Tensor],
-    retain_graph: bool,
-    allow_unused: bool,
-) -> tuple[Tensor | None, ...]:
-    """Fill in the plain gradient where no T acts, and free the graph unless it is retained."""
-    unique = dict(named)
-    gradients = torch.autograd.grad(
-        loss, list(unique.values()), retain_graph=retain_graph, allow_unused=True
+def _plain_gradients(
+    loss: Tensor, parameters: Mapping[str, Tensor], retain_graph: bool, allow_unused: bool
+) -> dict[str, Tensor | None]:
+    """The gradients where no T acts; this last pass frees the graph unless it is retained."""
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+        loss, list(parameters.values()), retain_graph=retain_graph, allow_unused=True
     )
-    plain = dict(zip(unique, gradients, strict=True))
-    unused = [name for name, gradient in plain.items() if gradient is None]
+    unused = [name for name, grad in zip(parameters, gradients, strict=True) if grad is None]
     if unused and not allow_unused:
         raise LossError.of(
             given=f"{unused[0]}, on which the loss does not depend",
             allowed="parameters that the loss depends on",
             todo="leave it out, or pass allow_unused=True to get None for it",
         )
-    return tuple(virtual.get(name, plain[name]) for name, _ in named)
+    return dict(zip(parameters, gradients, strict=True))
 
 
 def _describe(value: Any) -> str:

@@ -1,0 +1,309 @@
+"""Wrong use: a typed error with given, allowed, next step; afterwards all works on good input."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from virtualgrad import SVGD, VirtualGradientDescent, errors, operators, virtual_grad
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def good_step(model: nn.Module, optimizer: SVGD, size: int = 6) -> None:
+    """The optimizer still works on good input."""
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    model(torch.randn(4, 2, size, size)).square().mean().backward()
+    optimizer.step()
+    for p, q in zip(model.parameters(), before, strict=True):
+        assert p.isfinite().all()
+        assert not torch.equal(p, q)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1}, r"given: lr=-1; allowed: lr \(alpha, the learning rate\) >= 0.*choose lr"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"lr": math.inf}, "lr=inf"),
+        ({"lr": "fast"}, "lr='fast'"),
+        ({"lr": True}, "lr=True"),
+        ({"lr": 0.1, "scale": -0.5}, "scale=-0.5.*s, the scaling coefficient"),
+        ({"lr": 0.1, "rho": 1.0}, "rho=1.0.*rho < 1"),
+        ({"lr": 0.1, "rho": -0.1}, "rho=-0.1"),
+        ({"lr": 0.1, "eps": 0.0}, r"eps=0.0.*eps \(added to r under the root\) > 0"),
+        ({"lr": 0.1, "momentum": 1.0}, "momentum=1.0"),
+        ({"lr": 0.1, "weight_decay": -1e-4}, "weight_decay=-0.0001"),
+        ({"lr": 0.1, "loss_reduction": "none"}, "loss_reduction='none'; allowed: 'mean' or 'sum'"),
+        ({"lr": 0.1, "nonfinite": "ignore"}, "nonfinite='ignore'; allowed: 'raise' or 'skip'"),
+    ],
+)
+def test_hyperparameters_outside_their_range(options: dict, message: str) -> None:
+    model = network()
+    with pytest.raises(errors.HyperparameterError, match=message) as caught:
+        SVGD(model, **options)
+    assert isinstance(caught.value, ValueError)
+    assert type(model[0]) is nn.Conv2d  # nothing was attached
+
+
+def test_a_group_outside_its_range_changes_nothing() -> None:
+    model = network()
+    with pytest.raises(errors.HyperparameterError, match="scale=-1"):
+        SVGD(model, 0.1, params=[{"params": model.parameters(), "scale": -1}])
+    optimizer = SVGD(model, 0.1, params=[model[0].weight])
+    with pytest.raises(errors.HyperparameterError, match="rho=2"):
+        optimizer.add_param_group({"params": [model[0].bias], "rho": 2})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_a_tensor_as_learning_rate_is_fine() -> None:
+    model = network()
+    good_step(model, SVGD(model, torch.tensor(0.1)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (nn.ReLU, "ReLU, a model without parameters"),
+        (lambda: network().parameters(), "generator in place of the model.*pass the model itself"),
+        (lambda: nn.DataParallel(network()), "DataParallel at .*DistributedDataParallel"),
+        (lambda: nn.LazyLinear(3), "uninitialized parameter 'weight'.*run one batch"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_models_that_cannot_be_optimized(make: object, message: str) -> None:
+    with pytest.raises(errors.ModelError, match=message):
+        SVGD(make(), 0.1)  # type: ignore[operator]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_script_modules_hide_their_ops() -> None:
+    scripted = torch.jit.trace(nn.Linear(2, 2), torch.randn(1, 2))
+    with pytest.raises(errors.ModelError, match="ScriptModule hides its ops"):
+        SVGD(nn.Sequential(scripted), 0.1)
+
+
+def test_parameters_of_another_model() -> None:
+    with pytest.raises(errors.ModelError, match="entry 0 of params="):
+        SVGD(network(), 0.1, params=network().parameters())
+    with pytest.raises(errors.ModelError, match="empty params="):
+        SVGD(network(), 0.1, params=[])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("stale", [False, True])
+def test_nonfinite_gradients_raise_and_leave_everything_as_it_was(bad: float, stale: bool) -> None:
+    model = network()
+    optimizer = SVGD(model, 0.1, stale=stale, momentum=0.9)
+    good_step(model, optimizer)
+    parameters = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    x = torch.randn(4, 2, 6, 6)
+    x[1, 0, 2, 2] = bad
+    model(x).square().mean().backward()
+    with pytest.raises(errors.NonFiniteError, match=r"0:conv2d\(weight, bias\).*nonfinite='skip'"):
+        optimizer.step()
+    assert_unchanged(model, optimizer, parameters, state)
+    good_step(model, optimizer)
+
+
+def assert_unchanged(model: nn.Module, optimizer: SVGD, parameters: dict, state: dict) -> None:
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, parameters[name])
+    for index, entries in optimizer.state_dict()["state"].items():
+        for name, tensor in entries.items():
+            assert torch.equal(tensor, state["state"][index][name])
+
+
+def test_nonfinite_gradients_can_skip_the_step() -> None:
+    model = network()
+    optimizer = SVGD(model, 0.1, nonfinite="skip")
+    good_step(model, optimizer)
+    parameters = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    (model(torch.randn(4, 2, 6, 6)).sum() * math.inf).backward()
+    optimizer.step()
+    assert_unchanged(model, optimizer, parameters, state)
+    good_step(model, optimizer)
+
+
+def test_a_nonfinite_plain_gradient_is_named_by_its_parameter() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = VirtualGradientDescent(model, 0.1)
+    (model(torch.randn(4, 3)).sum() * math.nan).backward()
+    with pytest.raises(errors.NonFiniteError, match="at weight"):
+        optimizer.step()
+
+
+def test_squares_that_overflow_are_found() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = SVGD(model, 0.1)
+    (model(torch.randn(4, 3)).sum() * 1e25).backward()  # g is finite, g^2 is not
+    with pytest.raises(errors.NonFiniteError, match="linear"):
+        optimizer.step()
+    assert model.weight.isfinite().all()
+
+
+def test_a_changed_input_size_names_the_layer_and_the_way_out() -> None:
+    model = network()
+    optimizer = SVGD(model, 0.1)
+    good_step(model, optimizer, size=6)
+    message = r"0:conv2d\(weight, bias\).*\(3, 5, 5\).*\(3, 4, 4\).*share_positions=True"
+    with pytest.raises(errors.ShapeChangedError, match=message):
+        model(torch.randn(4, 2, 7, 7)).square().mean().backward()
+    good_step(model, optimizer, size=6)
+    optimizer.detach()
+    shared = SVGD(model, 0.1, share_positions=True)
+    for size in (6, 7, 9):
+        good_step(model, shared, size=size)
+    assert [tuple(s["r"].shape) for s in shared.operator.state.values()] == [(3,)]
+
+
+def test_a_smaller_last_batch_is_fine() -> None:
+    model = network()
+    optimizer = SVGD(model, 0.1)
+    for size in (4, 4, 3, 1):
+        optimizer.zero_grad()
+        model(torch.randn(size, 2, 6, 6)).square().mean().backward()
+        optimizer.step()
+
+
+def test_create_graph_through_a_site() -> None:
+    model = network()
+    optimizer = SVGD(model, 0.1)
+    loss = model(torch.randn(4, 2, 6, 6)).square().mean()
+    with pytest.raises(errors.DoubleBackwardError, match=r"create_graph=True.*optimizer\.detach"):
+        torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    good_step(model, optimizer)
+    linear = nn.Linear(3, 2)
+    with SVGD(linear, 0.1), pytest.raises(errors.DoubleBackwardError):
+        linear(torch.randn(4, 3)).square().mean().backward(create_graph=True)
+
+
+def test_torch_func_transforms() -> None:
+    model = network()
+    optimizer = SVGD(model, 0.1)
+    x = torch.randn(4, 2, 6, 6)
+    parameters = dict(model.named_parameters())
+
+    def loss(x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (x,)).square().mean()
+
+    for transformed, argument in (
+        (torch.func.grad(loss), x),
+        (torch.func.vmap(loss), x.unsqueeze(1)),
+    ):
+        with pytest.raises(errors.TransformError, match=r"torch.func.*optimizer\.detach\(\)"):
+            transformed(argument)
+    good_step(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["param_groups"][0]["params"].append(7), r"groups of \[3\].*groups of \[2\]"),
+        (lambda s: s["param_groups"][0].pop("scale"), "no 'scale' in param_groups"),
+        (lambda s: s.pop("state"), "no 'state' and 'param_groups'"),
+        (
+            lambda s: s["param_groups"][0].update(param_names=["1.weight", "1.bias"]),
+            "a state of parameter '1.weight'; allowed: '0.weight' in its place",
+        ),
+        (
+            lambda s: s["virtualgrad"]["shapes"].update({"0.weight": (5, 2, 3, 3)}),
+            r"'0.weight' of shape \(5, 2, 3, 3\); allowed: its shape \(3, 2, 3, 3\)",
+        ),
+    ],
+)
+def test_a_state_dict_of_another_model(change: object, message: str) -> None:
+    model = network()
+    optimizer = SVGD(model, 0.1, momentum=0.9)
+    good_step(model, optimizer)
+    parameters = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(optimizer.state_dict())
+    other = copy.deepcopy(state)
+    change(other)  # type: ignore[operator]
+    with pytest.raises(errors.StateDictError, match=message):
+        optimizer.load_state_dict(other)
+    assert_unchanged(model, optimizer, parameters, state)
+    good_step(model, optimizer)
+
+
+def test_a_state_dict_of_sgd_is_refused() -> None:
+    model = network()
+    state = torch.optim.SGD(model.parameters(), 0.1).state_dict()
+    with pytest.raises(errors.StateDictError, match="no '"):
+        SVGD(model, 0.1).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("operator", "message"),
+    [
+        (
+            lambda g, site: g.sum(),
+            r"<lambda> returned \(\) float32 on cpu at {}; allowed: .*\(4, 2\)",
+        ),
+        (lambda g, site: g.double(), r"returned \(4, 2\) float64 on cpu at {}; allowed: .*float32"),
+        (lambda g, site: 3.0, "returned float at {}"),
+    ],
+)
+def test_an_operator_that_does_not_fit_is_named_with_its_site(
+    operator: object, message: str
+) -> None:
+    model = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    with (
+        VirtualGradientDescent(model, 0.1, operator),  # type: ignore[arg-type]
+        pytest.raises(
+            errors.OperatorError, match=message.format(r"\(model\):linear\(weight, bias\)")
+        ),
+    ):
+        model(x).sum().backward()
+    with pytest.raises(errors.OperatorError, match=message.format(r"addmm\(bias, weight\)")):
+        virtual_grad(model(x).sum(), model.named_parameters(), operator)  # type: ignore[arg-type]
+
+
+def test_losses_that_lead_nowhere() -> None:
+    model = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    with torch.no_grad():
+        detached = model(x).sum()
+    with pytest.raises(errors.LossError, match=r"does not require grad.*outside torch\.no_grad"):
+        virtual_grad(detached, model.parameters(), operators.identity)
+    with pytest.raises(errors.LossError, match=r"shape \(4, 2\).*one element"):
+        virtual_grad(model(x), model.parameters(), operators.identity)
+    unused = nn.Parameter(torch.zeros(1))
+    with pytest.raises(errors.LossError, match=r"params\[2\].*allow_unused=True"):
+        virtual_grad(model(x).sum(), [*model.parameters(), unused], operators.identity)
+    assert (
+        virtual_grad(model(x).sum(), [unused, model.bias], operators.identity, allow_unused=True)[0]
+        is None
+    )
+    with pytest.raises(errors.ModelError, match=r"params\[0\], which is a non-leaf tensor"):
+        virtual_grad(model(x).sum(), [model.weight * 2], operators.identity)
+
+
+def test_hyperparameters_of_operators() -> None:
+    with pytest.raises(errors.HyperparameterError, match="limit=0"):
+        operators.Clip(0)
+    with pytest.raises(errors.OperatorError, match="no operators"):
+        operators.compose()
+
+
+def test_backward_after_the_optimizer_is_gone() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = SVGD(model, 0.1)
+    loss = F.mse_loss(model(torch.randn(4, 3)), torch.zeros(4, 2))
+    del optimizer
+    with pytest.raises(errors.DetachedError, match="keep the optimizer in a variable"):
+        loss.backward()
