@@ -50,8 +50,12 @@ class StatefulOperator(ABC):
     def rollback(self) -> None:
         """Forget the prepared state."""
 
+    def checked_sites(self) -> list[str]:
+        """Keys of the sites whose prepared state tells whether g was finite there."""
+        return []
+
     def nonfinite_sites(self) -> list[str]:
-        """Keys of the sites whose prepared state is NaN or infinite, first one first."""
+        """Those of :meth:`checked_sites` where g was NaN or infinite, first one first."""
         return []
 
 
@@ -129,6 +133,10 @@ class Compose(StatefulOperator):
         for operator in self.stateful:
             operator.rollback()
 
+    def checked_sites(self) -> list[str]:
+        """Keys of the sites that any member checks."""
+        return [key for operator in self.stateful for key in operator.checked_sites()]
+
     def nonfinite_sites(self) -> list[str]:
         """Keys of the sites that any member found not finite."""
         return [key for operator in self.stateful for key in operator.nonfinite_sites()]
@@ -173,6 +181,22 @@ def _describe(tensor: Tensor) -> str:
 
 def _name(operator: object) -> str:
     return getattr(operator, "__name__", type(operator).__name__)
+
+
+def nonfinite_indices(tensors: Sequence[Tensor]) -> list[int]:
+    """Which of some tensors hold a NaN or an infinity; one synchronisation per device.
+
+    A sum is finite if all its terms are, unless it overflows, which is as bad.
+    """
+    by_device: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(index)
+    bad: list[int] = []
+    for indices in by_device.values():
+        sums = [tensors[i].sum(dtype=accumulation_dtype(tensors[i].dtype)) for i in indices]
+        finite = torch.stack([total.to(torch.float64) for total in sums]).isfinite().tolist()
+        bad += [index for index, ok in zip(indices, finite, strict=True) if not ok]
+    return sorted(bad)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -30,8 +30,21 @@ from math import prod
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.base import StatefulOperator, accumulation_dtype, require_shape
+from virtualgrad.operators.base import (
+    StatefulOperator,
+    accumulation_dtype,
+    nonfinite_indices,
+    require_shape,
+)
 from virtualgrad.sites import Layout, Site
+
+
+def sum_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Sum of |g|^2 over some axes, in one pass over g, in float32 at least."""
+    dtype = accumulation_dtype(g.dtype)
+    if g.is_complex():
+        return g.abs().to(dtype).square().sum(axes)
+    return torch.linalg.vector_norm(g, dim=axes, dtype=dtype).square()
 
 
 def mean_square(total: Tensor, elements: int, unit: float) -> Tensor:
@@ -71,6 +84,7 @@ class _Prepared:
     elements: int
     samples: int
     rho: float
+    updated: Tensor | None = None  # the new r, where T needed it already
 
 
 class RMS(StatefulOperator):
@@ -117,36 +131,42 @@ class RMS(StatefulOperator):
         viewed = g.reshape(layout.view)
         r = self._committed(site, g)
         prepared = self._gather(site, viewed, numbers.rho)
-        used = r if self.stale else running_mean(r, self._statistic(prepared), numbers.rho)
+        if not self.stale:
+            prepared.updated = running_mean(r, self._statistic(prepared), numbers.rho)
+        used = r if prepared.updated is None else prepared.updated
         factor = numbers.scale / divisor(used, numbers.eps)
-        transformed = viewed * _with_averaged_axes(factor, layout, self.share_positions)
-        return transformed.to(g.dtype).reshape(g.shape)
+        factor = _with_averaged_axes(factor, layout, self.share_positions)
+        # out=: one pass, computed in the factor's precision and rounded to g's once.
+        return torch.mul(viewed, factor, out=torch.empty_like(viewed)).reshape(g.shape)
 
     def commit(self) -> None:
         """R <- rho r + (1 - rho) * statistic, at every site that a backward pass reached."""
         for key, prepared in self._prepared.items():
-            statistic = self._statistic(prepared)
             kept = self.state.get(key, {}).get("r")
-            r = torch.zeros_like(statistic) if kept is None else kept.to(statistic.device)
-            self.state[key] = {"r": running_mean(r, statistic, prepared.rho)}
+            new = prepared.updated
+            if new is None:
+                statistic = self._statistic(prepared)
+                r = torch.zeros_like(statistic) if kept is None else kept.to(statistic.device)
+                new = running_mean(r, statistic, prepared.rho)
+            if kept is None or kept.device != new.device:
+                self.state[key] = {"r": new}
+            else:
+                kept.copy_(new)  # in place: a captured CUDA graph replays into the same memory
         self.rollback()
 
     def rollback(self) -> None:
         """Forget what the backward calls since the last commit have brought."""
         self._prepared = {}
 
+    def checked_sites(self) -> list[str]:
+        """Keys of all sites that a backward pass reached since the last commit."""
+        return list(self._prepared)
+
     def nonfinite_sites(self) -> list[str]:
-        """Keys of the sites whose statistic is NaN or infinite, in the order of backward."""
+        """Keys of the sites where g was NaN or infinite, in the order of backward."""
         keys = list(self._prepared)
-        statistics = [self._statistic(self._prepared[key]) for key in keys]
-        by_device: dict[torch.device, list[int]] = {}
-        for index, statistic in enumerate(statistics):
-            by_device.setdefault(statistic.device, []).append(index)
-        bad: set[int] = set()
-        for indices in by_device.values():  # one synchronisation per device, not per site
-            finite = torch.stack([statistics[i].isfinite().all() for i in indices]).tolist()
-            bad.update(i for i, ok in zip(indices, finite, strict=True) if not ok)
-        return [key for index, key in enumerate(keys) if index in bad]
+        totals = [prepared.total for prepared in self._prepared.values()]
+        return [keys[index] for index in nonfinite_indices(totals)]
 
     def _committed(self, site: Site, g: Tensor) -> Tensor:
         """R as of the last commit; zeros for a new site."""
@@ -166,14 +186,12 @@ class RMS(StatefulOperator):
     def _gather(self, site: Site, viewed: Tensor, rho: float) -> _Prepared:
         """Add this g to what the site has got since the last commit."""
         layout = site.layout
-        wide = viewed.to(accumulation_dtype(viewed.dtype)) if not viewed.is_complex() else viewed
         axes = layout.averaged_axes(self.share_positions)
         elements = prod(layout.view[axis] for axis in axes)
         if layout.sample_axis is not None:
-            square = wide.abs().square() if wide.is_complex() else wide.square()
-            total = square.sum(axes)
+            total = sum_of_squares(viewed, axes)
         else:
-            total = wide
+            total = viewed if viewed.is_complex() else viewed.to(accumulation_dtype(viewed.dtype))
         before = self._prepared.get(site.key)
         if before is not None:
             if layout.sample_axis is None:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from virtualgrad.errors import (
@@ -16,6 +15,7 @@ from virtualgrad.errors import (
     ModelError,
     StateDictError,
 )
+from virtualgrad.operators.base import nonfinite_indices
 from virtualgrad.virtual import attachments_of
 
 RANGES: dict[str, tuple[str, float, bool, float]] = {
@@ -135,17 +135,7 @@ def _unfit(given: str, allowed: str) -> StateDictError:
 
 
 def first_nonfinite(named_grads: Sequence[tuple[str, Tensor]]) -> str | None:
-    """Name of the first gradient with a NaN or an infinity; one synchronisation per device."""
-    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
-    for name, grad in named_grads:
-        values = grad._values() if grad.is_sparse else grad
-        if values.numel():
-            by_device.setdefault(values.device, []).append((name, values))
-    for entries in by_device.values():
-        # The largest magnitude of each tensor: unlike a sum, it does not overflow by itself.
-        largest = torch._foreach_norm([values for _, values in entries], float("inf"))
-        finite = torch.stack([value.to(torch.float32) for value in largest]).isfinite().tolist()
-        for (name, _), ok in zip(entries, finite, strict=True):
-            if not ok:
-                return name
-    return None
+    """Name of the first gradient with a NaN or an infinity."""
+    values = [grad._values() if grad.is_sparse else grad for _, grad in named_grads]
+    found = nonfinite_indices(values)
+    return named_grads[found[0]][0] if found else None

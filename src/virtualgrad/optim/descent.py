@@ -40,7 +40,8 @@ class VirtualGradientDescent(Optimizer):
             ``momentum`` and ``weight_decay``, as in torch.optim. By default all.
         batch_dim: the axis of the inputs that counts samples.
         nonfinite: what ``step()`` does on a NaN or infinite gradient: ``"raise"`` an error or
-            ``"skip"`` the step. Parameters and state stay as they were in both cases.
+            ``"skip"`` the step. Parameters and state stay as they were in both cases. (Steps in
+            a captured CUDA graph are not checked: the host does not see them.)
     """
 
     def __init__(
@@ -204,10 +205,19 @@ class VirtualGradientDescent(Optimizer):
 
     def _refuse_nonfinite(self) -> bool:
         """Whether to skip this step for a NaN or infinite gradient; forget it, or raise."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return False  # the host cannot look while a CUDA graph is captured or replayed
         places = self._transaction.nonfinite_sites()
         if not places:
-            grads = [(name, p.grad) for name, p in self._named_parameters() if p.grad is not None]
-            place = checks.first_nonfinite(grads)
+            at = self._attached().intercept.parameters_at
+            checked = {name for key in self._transaction.checked_sites() for name in at[key]}
+            place = checks.first_nonfinite(
+                [
+                    (name, p.grad)
+                    for name, p in self._named_parameters()
+                    if p.grad is not None and name not in checked
+                ]
+            )
             places = [] if place is None else [place]
         if not places:
             return False
@@ -231,7 +241,7 @@ class VirtualGradientDescent(Optimizer):
         packed["virtualgrad"] = {"version": 1, "shapes": shapes}
         index = {name: i for i, (name, _) in enumerate(self._named_parameters())}
         for key, tensors in self._transaction.state.items():
-            owner = index[self._attached().intercept.owners[key]]
+            owner = index[self._attached().intercept.parameters_at[key][0]]
             for name, tensor in tensors.items():
                 packed["state"].setdefault(owner, {})[f"{name}@{key}"] = tensor
         return packed
@@ -243,7 +253,7 @@ class VirtualGradientDescent(Optimizer):
         named = list(self._named_parameters())
         operator_state: dict[str, dict[str, Tensor]] = {}
         plain_state: dict[Any, dict[str, Any]] = {}
-        owners: dict[str, str] = {}
+        parameters_at: dict[str, tuple[str, ...]] = {}
         for index, entries in state_dict["state"].items():
             name, parameter = named[index]
             for entry, value in entries.items():
@@ -251,13 +261,13 @@ class VirtualGradientDescent(Optimizer):
                 if at:  # torch would cast r to the dtype of the parameter
                     tensor = value.detach().clone().to(parameter.device)
                     operator_state.setdefault(key, {})[kind] = tensor
-                    owners[key] = name
+                    parameters_at[key] = (name,)
                 else:
                     plain_state.setdefault(index, {})[entry] = value
         super().load_state_dict({**state_dict, "state": plain_state})
         self._transaction.rollback()
         self._transaction.state = operator_state
-        attachment.intercept.owners = owners
+        attachment.intercept.parameters_at |= parameters_at
 
     def __repr__(self) -> str:
         """One line for the optimizer, one for each group."""

@@ -224,8 +224,11 @@ T = Tensor
 _add("linear", "input weight:weight bias:bias", last, F.linear)
 _add("bilinear", "input1 input2 weight:weight bias:bias", last, F.bilinear)
 for n in (1, 2, 3):
-    for op in (f"conv{n}d", f"conv_transpose{n}d"):
-        _add(op, "input weight:weight bias:bias", convolution, getattr(F, op))
+    for op, geometry in (
+        (f"conv{n}d", "stride padding dilation groups"),
+        (f"conv_transpose{n}d", "stride padding output_padding groups dilation"),
+    ):
+        _add(op, f"input weight:weight bias:bias {geometry}", convolution, getattr(F, op))
 
 _add("matmul", "input:weight other:weight", matmul, torch.matmul, T.matmul, T.__matmul__)
 _add("mm", "input:weight mat2:weight", matmul, torch.mm, T.mm)

@@ -27,7 +27,9 @@ from virtualgrad.sites.functions import (
     FunctionRule,
     is_basic_index,
 )
+from virtualgrad.sites.site import CONVOLUTION_OPS
 from virtualgrad.virtual.composites import piecewise
+from virtualgrad.virtual.convolutions import Convolution, geometry
 from virtualgrad.virtual.ops import Join, Transform, Transforms, hold_fixed, tensors_in
 from virtualgrad.virtual.products import PRODUCTS
 
@@ -108,6 +110,20 @@ Plan = list[tuple[Site, Operator]]
 """The parts of a site, and the operator at each."""
 
 
+def one_forward(op: str, bound: dict[str, Any]) -> Callable[[Transforms], Tensor] | None:
+    """The op as a Function that needs one forward only; None if it has none."""
+    if op in PRODUCTS:
+        function, names = PRODUCTS[op]
+        factors = [bound.get(name) for name in names]
+        return lambda transforms: function.apply(transforms, *factors)
+    if op in CONVOLUTION_OPS:
+        shape = geometry(op, bound)
+        if shape is not None:
+            operands = (bound["input"], bound["weight"], bound.get("bias"))
+            return lambda transforms: Convolution.apply(transforms, shape, *operands)
+    return None
+
+
 def _another_is_on() -> bool:
     """Whether a second optimizer has parameters of this model: it must see the op as well."""
     return any(isinstance(mode, Intercept) for mode in _get_current_function_mode_stack())
@@ -143,7 +159,9 @@ class Intercept(TorchFunctionMode):
         self._parameters: dict[str, Tensor] = {}
         self._views: dict[int, View] = {}
         self._chosen: dict[str, frozenset[str]] = {}
-        self.owners: dict[str, str] = {}  # site -> the parameter at which its state is saved
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        # Site -> the parameters that its T serves; its state is saved at the first of them.
+        self.parameters_at: dict[str, tuple[str, ...]] = {}
         self._current = Pass(None)
         self._live: weakref.ref[Pass] = weakref.ref(self._current)
         self.track(parameters)
@@ -265,19 +283,19 @@ class Intercept(TorchFunctionMode):
             if not uses:
                 return call.plain()
             call = replace(call, uses=uses)
-        if call.rule.op in PRODUCTS and not _another_is_on():
-            return self._run_product(call)
+        fused = None if _another_is_on() else one_forward(call.rule.op, call.bound)
+        if fused is not None:
+            return self._run_once(call, fused)
         if call.rule.in_place:
             return self._run_in_place(call)
         main = call.with_fixed(call.ids, call.function)
         plan = self._plan(call, tuple(main.shape))
         return self._join(call, plan, main, call.args)
 
-    def _run_product(self, call: Call) -> Tensor:
-        """A matrix product has a Function of its own: one forward."""
-        operands = [call.bound.get(name) for name in call.rule.names]
+    def _run_once(self, call: Call, fused: Callable[[Transforms], Tensor]) -> Tensor:
+        """An op with a Function of its own: one forward; its T is looked up in backward."""
         transforms: Transforms = {}
-        sigma: Tensor = PRODUCTS[call.rule.op].apply(transforms, *operands)
+        sigma = fused(transforms)
         for part, operator in self._plan(call, tuple(sigma.shape)):
             transform = self._transform(operator, part)
             for use in call.uses:
@@ -355,8 +373,16 @@ class Intercept(TorchFunctionMode):
         return Site(call.key, call.rule.op, parameters, roles, True, shape, layout)
 
     def _plan(self, call: Call, shape: tuple[int, ...]) -> Plan:
+        """The parts of a site, remembered as long as nothing that they depend on changes."""
+        operands = tuple((u.argument, u.strided.shape, u.strided.stride()) for u in call.uses)
+        situation = (call.key, shape, operands, self._current.batch_size, self.batch_dim)
+        plan = self._plans.get(situation)
+        if plan is None:
+            plan = self._plans[situation] = self._split(self._site(call, shape))
+        return plan
+
+    def _split(self, site: Site) -> Plan:
         """Split a site into parts with one operator each: by choice, then by parameter group."""
-        site = self._site(call, shape)
         if site.key not in self._chosen:
             chosen = (name for name in site.parameters if self.where(site.only(name)))
             self._chosen[site.key] = frozenset(chosen)
@@ -370,7 +396,7 @@ class Intercept(TorchFunctionMode):
             part = site.only(*names)
             if len(groups) > 1:
                 part = replace(part, key=f"{site.key}[{', '.join(names)}]")
-            self.owners[part.key] = names[0]
+            self.parameters_at[part.key] = tuple(names)
             plan.append((part, self.operator))
         left = [name for name in site.parameters if name not in chosen_names]
         return [*plan, (site.only(*left), identity)] if left else plan

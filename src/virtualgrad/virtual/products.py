@@ -108,5 +108,8 @@ def _as_matrices(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return g, b
 
 
-PRODUCTS: dict[str, Any] = {"linear": Linear, "matmul": Matmul}
-"""op -> its Function; the operands are the op's first arguments, in order."""
+PRODUCTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "linear": (Linear, ("input", "weight", "bias")),
+    "matmul": (Matmul, ("input", "other")),
+}
+"""op -> its Function, and the names of its operands."""

@@ -1,0 +1,129 @@
+"""Encapsulation 1 for convolutions: one forward, and the two halves of the backward by hand.
+
+As in :mod:`.products`, the op runs once, as it is. ``convolution_backward`` is torch's own: asked
+for one of its outputs at a time, it computes each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from virtualgrad.virtual.ops import Transforms, transformed_gradients
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Everything of a convolution but its tensors; one number per spatial axis."""
+
+    op: str
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int
+
+    @property
+    def transposed(self) -> bool:
+        """Whether it is a transposed convolution."""
+        return self.op.startswith("conv_transpose")
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Run the convolution of torch.nn.functional."""
+        options: dict[str, Any] = {"output_padding": self.output_padding} if self.transposed else {}
+        result: Tensor = getattr(F, self.op)(
+            x,
+            weight,
+            bias,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            **options,
+        )
+        return result
+
+
+def geometry(op: str, arguments: Mapping[str, Any]) -> Geometry | None:
+    """Read the geometry off a call; None for one that only the general way handles.
+
+    That is an input without a batch, or a padding given by name.
+    """
+    space = arguments["weight"].dim() - 2
+    padding = arguments.get("padding", 0)
+    if arguments["input"].dim() != space + 2 or isinstance(padding, str):
+        return None
+
+    def per_axis(value: Any) -> tuple[int, ...]:
+        numbers = (value,) if isinstance(value, int) else tuple(value)
+        return numbers * (space // len(numbers))  # one number stands for every axis
+
+    return Geometry(
+        op,
+        stride=per_axis(arguments.get("stride", 1)),
+        padding=per_axis(padding),
+        dilation=per_axis(arguments.get("dilation", 1)),
+        output_padding=per_axis(arguments.get("output_padding", 0)),
+        groups=arguments.get("groups", 1),
+    )
+
+
+class Convolution(torch.autograd.Function):
+    """sigma = x * W + b;  g to x,  T(g) to W and b."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - apply takes no keywords
+        ctx: Any,
+        transforms: Transforms,
+        shape: Geometry,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Run the convolution."""
+        ctx.save_for_backward(x, weight)
+        ctx.transforms = transforms
+        ctx.shape = shape
+        ctx.bias = None if bias is None else (list(bias.shape), bias.dtype)
+        ctx.set_materialize_grads(False)
+        return shape.forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
+        """Return the gradients of x, weight and bias."""
+        if g is None:
+            return (None,) * 5
+        x, weight = ctx.saved_tensors
+        needed = (*ctx.needs_input_grad[2:4], ctx.bias is not None and ctx.needs_input_grad[4])
+        incoming = transformed_gradients(ctx.transforms, g, ("input", "weight", "bias"), needed)
+        result: list[Tensor | None] = [None, None, None]
+        for one in {id(t): t for t in incoming if t is not None}.values():
+            mask = [t is one for t in incoming]
+            shape: Geometry = ctx.shape
+            found = torch.ops.aten.convolution_backward(
+                one,
+                x.to(g.dtype),  # autocast runs the op in g's dtype; every factor follows it
+                weight.to(g.dtype),
+                None if ctx.bias is None else ctx.bias[0],
+                shape.stride,
+                shape.padding,
+                shape.dilation,
+                shape.transposed,
+                shape.output_padding,
+                shape.groups,
+                mask,
+            )
+            result = [
+                new if asked else old for new, asked, old in zip(found, mask, result, strict=True)
+            ]
+        dtypes = (x.dtype, weight.dtype, None if ctx.bias is None else ctx.bias[1])
+        return (
+            None,
+            None,
+            *(None if t is None else t.to(dtype) for t, dtype in zip(result, dtypes, strict=True)),
+        )
