@@ -10,10 +10,10 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format clean
+.PHONY: help setup reproduce test lint format clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## make .venv with the pinned tools (again only when the pins change)
 
@@ -22,6 +22,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt torch==2.13.0
 	$(PIP) install -c constraints.txt -e ".[dev]"
 	@touch $@
+
+reproduce: setup  ## train the MLP of the paper's first table with all four optimizers, and report
+	$(BIN)/virtualgrad reproduce mlp --seeds 3 --resume --out runs/mlp
+	$(BIN)/virtualgrad report runs/mlp
 
 test: lint  ## everything CI checks: lint, types, tests with coverage
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term

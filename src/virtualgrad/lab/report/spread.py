@@ -1,0 +1,43 @@
+"""Mean and standard deviation over seeds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One number, measured once per seed.
+
+    Attributes:
+        values: The measurements; at least one.
+
+    Example:
+        >>> spread = Spread((1.0, 2.0, 3.0))
+        >>> spread.mean, spread.sd
+        (2.0, 1.0)
+        >>> Spread((1.0,)).sd is None
+        True
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean."""
+        return fmean(self.values)
+
+    @property
+    def sd(self) -> float | None:
+        """The sample standard deviation (n - 1 in the denominator); None for one measurement."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    def error_of_difference(self, other: Spread) -> float | None:
+        """The standard error of the difference of two means: sqrt(sd1^2 / n1 + sd2^2 / n2)."""
+        if self.sd is None or other.sd is None:
+            return None
+        return math.hypot(
+            self.sd / math.sqrt(len(self.values)), other.sd / math.sqrt(len(other.values))
+        )
