@@ -54,6 +54,10 @@ class DetachedError(VirtualGradError, RuntimeError):
     """The optimizer is not attached to a model, so gradients would be plain ones."""
 
 
+class ScaledLossError(VirtualGradError, RuntimeError):
+    """A GradScaler scaled the loss: T forgets the scale of g, so unscaling would be wrong."""
+
+
 class DoubleBackwardError(VirtualGradError, RuntimeError):
     """``create_graph=True`` through a site: a virtual gradient is not differentiable."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from virtualgrad.errors import DetachedError, ModelError, NonFiniteError
+from virtualgrad.errors import DetachedError, ModelError, NonFiniteError, ScaledLossError
 from virtualgrad.operators import Operator, as_stateful, identity
 from virtualgrad.optim import checks
 from virtualgrad.optim.update import decay, descend
@@ -60,6 +60,7 @@ class VirtualGradientDescent(Optimizer):
     ) -> None:
         checks.require_model(model)
         checks.require_choice("nonfinite", nonfinite, ("raise", "skip"))
+        checks.warn_of_several_processes()
         named = named_parameters(model)
         checks.require_parameters(named, model)
         defaults |= {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
@@ -87,6 +88,8 @@ class VirtualGradientDescent(Optimizer):
         )
         self._attachment = Attachment(model, intercept)
         weakref.finalize(self, self._attachment.detach)
+
+    _step_supports_amp_scaling = True  # has a GradScaler tell us of itself, see step()
 
     # ---------------------------------------------------------------- attachment
 
@@ -179,6 +182,13 @@ class VirtualGradientDescent(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step along the virtual gradients that backward has left in ``.grad``."""
         attachment = self._attached()
+        if hasattr(self, "found_inf"):
+            raise ScaledLossError.of(
+                given="a step by torch.amp.GradScaler: the loss was scaled before backward",
+                allowed="losses as they are: T forgets the scale of g, so undoing it afterwards "
+                "would shrink the step",
+                todo="use bfloat16 autocast, which needs no GradScaler, or GradScaler(enabled=False)",
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,0 +1,83 @@
+"""What is not supported yet raises, warns or runs eagerly: it is never silently wrong."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from virtualgrad import SVGD, errors
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("compile_first", [True, False])
+def test_a_compiled_model_trains_as_an_eager_one(backend: str, compile_first: bool) -> None:
+    torch._dynamo.reset()
+    model = network()
+    eager = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=backend)
+    if compile_first:
+        compiled(torch.randn(6, 4)).sum().backward()
+        model.zero_grad()
+    first, second = SVGD(compiled, 0.1), SVGD(eager, 0.1)
+    for _ in range(3):
+        x = torch.randn(6, 4)
+        for m, optimizer in ((compiled, first), (eager, second)):
+            optimizer.zero_grad()
+            m(x).square().mean().backward()
+            optimizer.step()
+    for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("unscale_first", [True, False])
+def test_a_grad_scaler_is_refused(unscale_first: bool) -> None:
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = SVGD(model, 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    scaler.scale(model(torch.randn(6, 4)).square().mean()).backward()
+    if unscale_first:
+        scaler.unscale_(optimizer)
+    with pytest.raises(errors.ScaledLossError, match="GradScaler.*bfloat16 autocast"):
+        scaler.step(optimizer)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_a_disabled_grad_scaler_is_fine() -> None:
+    model = network()
+    optimizer = SVGD(model, 0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(model(torch.randn(6, 4)).square().mean()).backward()
+    scaler.step(optimizer)
+    assert len(optimizer.operator.state) == 2
+
+
+def test_several_processes_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    with pytest.warns(UserWarning, match="4 processes: each keeps an r of its own"):
+        SVGD(network(), 0.1)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv1d(4, 3, 3, padding=1)])
+def test_bfloat16_autocast_is_close_to_float32(layer: nn.Module) -> None:
+    model = nn.Sequential(layer, nn.LayerNorm(3 if isinstance(layer, nn.Linear) else 8))
+    exact = copy.deepcopy(model)
+    x = torch.randn(64, 4) if isinstance(layer, nn.Linear) else torch.randn(64, 4, 8)
+    target = torch.randn_like(exact(x))
+    with SVGD(model, 0.1), SVGD(exact, 0.1):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(x)
+        (output.float() - target).square().mean().backward()
+        (exact(x) - target).square().mean().backward()
+    for p, q in zip(model.parameters(), exact.parameters(), strict=True):
+        assert p.grad.dtype == torch.float32
+        assert (p.grad - q.grad).norm() < 0.02 * q.grad.norm() + 1e-3
