@@ -46,7 +46,7 @@ def test_a_grad_scaler_is_refused(unscale_first: bool) -> None:
     scaler.scale(model(torch.randn(6, 4)).square().mean()).backward()
     if unscale_first:
         scaler.unscale_(optimizer)
-    with pytest.raises(errors.ScaledLossError, match="GradScaler.*bfloat16 autocast"):
+    with pytest.raises(errors.ScaledLossError, match=r"GradScaler.*bfloat16 autocast"):
         scaler.step(optimizer)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 

@@ -6,6 +6,8 @@ Jacobian of f. For a linear f sigma' = f(theta'); otherwise halving alpha quarte
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -39,5 +41,5 @@ def test_a_nonlinear_map_loses_a_quarter_when_alpha_is_halved() -> None:
         return torch.tanh(x @ w) @ w
 
     errors = [distance(two_uses, theta, 1e-3 / 2**k) for k in range(4)]
-    for larger, smaller in zip(errors, errors[1:], strict=False):
+    for larger, smaller in pairwise(errors):
         assert abs(larger / smaller - 4) < 0.05

@@ -44,7 +44,8 @@ def sum_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
     dtype = accumulation_dtype(g.dtype)
     if g.is_complex():
         return g.abs().to(dtype).square().sum(axes)
-    return torch.linalg.vector_norm(g, dim=axes, dtype=dtype).square()
+    norm: Tensor = torch.linalg.vector_norm(g, dim=axes, dtype=dtype)
+    return norm.square()
 
 
 def mean_square(total: Tensor, elements: int, unit: float) -> Tensor:

@@ -187,7 +187,7 @@ class VirtualGradientDescent(Optimizer):
                 given="a step by torch.amp.GradScaler: the loss was scaled before backward",
                 allowed="losses as they are: T forgets the scale of g, so undoing it afterwards "
                 "would shrink the step",
-                todo="use bfloat16 autocast, which needs no GradScaler, or GradScaler(enabled=False)",
+                todo="use bfloat16 autocast without a GradScaler, or GradScaler(enabled=False)",
             )
         loss = None
         if closure is not None:

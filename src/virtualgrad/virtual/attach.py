@@ -59,7 +59,8 @@ class Attachment:
     def __exit__(self, *exception: object) -> None:
         self.detach()
 
-    @torch.compiler.disable  # not yet traceable: under torch.compile an attached model runs eagerly
+    # Not yet traceable: under torch.compile an attached model runs eagerly.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def call(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run a module's forward under the interception."""
         intercept = self.intercept

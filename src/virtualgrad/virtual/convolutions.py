@@ -60,7 +60,7 @@ def geometry(op: str, arguments: Mapping[str, Any]) -> Geometry | None:
         return None
 
     def per_axis(value: Any) -> tuple[int, ...]:
-        numbers = (value,) if isinstance(value, int) else tuple(value)
+        numbers: tuple[int, ...] = (value,) if isinstance(value, int) else tuple(value)
         return numbers * (space // len(numbers))  # one number stands for every axis
 
     return Geometry(
