@@ -54,7 +54,7 @@ def geometry(op: str, arguments: Mapping[str, Any]) -> Geometry | None:
 
     That is an input without a batch, or a padding given by name.
     """
-    space = arguments["weight"].dim() - 2
+    space: int = arguments["weight"].dim() - 2
     padding = arguments.get("padding", 0)
     if arguments["input"].dim() != space + 2 or isinstance(padding, str):
         return None
