@@ -27,15 +27,15 @@ def test_the_table_of_a_small_model():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
     text = str(explain(model, torch.randn(8, 3), where=virtualgrad.weights_only))
     assert text.splitlines() == [
-        "sigma                       op          parameters       linear  T       shape"
+        "sigma                 op          parameters       linear  T       shape"
         "  sample axis  state",
-        "--------------------------  ----------  ---------------  ------  ------  -----"
+        "--------------------  ----------  ---------------  ------  ------  -----"
         "  -----------  -----",
-        "0:linear(weight, bias)      linear      0.{weight,bias}  yes     weight  8x4  "
+        "0:linear(weight)      linear      0.{weight,bias}  yes     weight  8x4  "
         "  0                4",
-        "1:batch_norm(weight, bias)  batch_norm  1.{weight,bias}  yes     -       8x4  "
+        "1:batch_norm(weight)  batch_norm  1.{weight,bias}  yes     -       8x4  "
         "  0                -",
-        "2:linear(weight)            linear      2.weight         yes     yes     8x2  "
+        "2:linear(weight)      linear      2.weight         yes     yes     8x2  "
         "  0                2",
         "",
         "Sequential: 5 parameters with 32 numbers; T acts at 2 of 3 sigmas.",

@@ -78,7 +78,9 @@ def test_state_dict_holds_r_in_float32_for_a_bfloat16_model() -> None:
     model = nn.Linear(4, 3).bfloat16()
     optimizer = SVGD(model, 0.1)
     x = torch.randn(5, 4).bfloat16()
+    torch._C._set_mkldnn_enabled(False)  # see without_onednn in test_not_yet.py
     model(x).square().mean().backward()
+    torch._C._set_mkldnn_enabled(True)
     optimizer.step()
     other = SVGD(copy.deepcopy(model), 0.1)
     other.load_state_dict(saved_and_loaded(optimizer.state_dict()))
@@ -257,8 +259,8 @@ def test_add_param_group_attaches_new_layers() -> None:
     model.append(nn.Linear(4, 4))
     optimizer.add_param_group({"params": model[4].parameters(), "scale": 0.5})
     train(model, optimizer, batches(2))
-    assert "4:linear(weight, bias)" in optimizer.operator.state
-    assert "3:linear(weight, bias)" not in optimizer.operator.state
+    assert "4:linear(weight)" in optimizer.operator.state
+    assert "3:linear(weight)" not in optimizer.operator.state
     with pytest.raises(ModelError, match="no parameter of the model"):
         optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
 
@@ -273,7 +275,7 @@ def test_frozen_parameters_stay_and_thaw() -> None:
     model[0].requires_grad_(True)
     train(model, optimizer, batches(2))
     assert not torch.equal(model[0].weight, before)
-    assert "0:conv1d(weight, bias)" in optimizer.operator.state
+    assert "0:conv1d(weight)" in optimizer.operator.state
 
 
 def test_a_parameter_without_a_linear_site_trains_by_its_plain_gradient() -> None:

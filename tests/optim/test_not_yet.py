@@ -67,11 +67,26 @@ def test_several_processes_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> Non
         SVGD(network(), 0.1)
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv1d(4, 3, 3, padding=1)])
-def test_bfloat16_autocast_is_close_to_float32(layer: nn.Module) -> None:
-    model = nn.Sequential(layer, nn.LayerNorm(3 if isinstance(layer, nn.Linear) else 8))
+@pytest.fixture
+def without_onednn() -> object:
+    """Some machines announce bfloat16 instructions that they cannot run."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(enabled)
+
+
+@pytest.mark.usefixtures("without_onednn")
+@pytest.mark.parametrize("convolution", [False, True])
+def test_bfloat16_autocast_is_close_to_float32(convolution: bool) -> None:
+    torch.manual_seed(0)
+    if convolution:
+        model = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.GroupNorm(2, 8))
+        x = torch.randn(64, 4, 10)
+    else:
+        model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32))
+        x = torch.randn(64, 16)
     exact = copy.deepcopy(model)
-    x = torch.randn(64, 4) if isinstance(layer, nn.Linear) else torch.randn(64, 4, 8)
     target = torch.randn_like(exact(x))
     with SVGD(model, 0.1), SVGD(exact, 0.1):
         with torch.autocast("cpu", torch.bfloat16):
@@ -80,4 +95,4 @@ def test_bfloat16_autocast_is_close_to_float32(layer: nn.Module) -> None:
         (exact(x) - target).square().mean().backward()
     for p, q in zip(model.parameters(), exact.parameters(), strict=True):
         assert p.grad.dtype == torch.float32
-        assert (p.grad - q.grad).norm() < 0.02 * q.grad.norm() + 1e-3
+        assert (p.grad - q.grad).norm() < 0.05 * q.grad.norm()

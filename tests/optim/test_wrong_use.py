@@ -111,7 +111,7 @@ def test_nonfinite_gradients_raise_and_leave_everything_as_it_was(bad: float, st
     x = torch.randn(4, 2, 6, 6)
     x[1, 0, 2, 2] = bad
     model(x).square().mean().backward()
-    with pytest.raises(errors.NonFiniteError, match=r"0:conv2d\(weight, bias\).*nonfinite='skip'"):
+    with pytest.raises(errors.NonFiniteError, match=r"0:conv2d\(weight\).*nonfinite='skip'"):
         optimizer.step()
     assert_unchanged(model, optimizer, parameters, state)
     good_step(model, optimizer)
@@ -159,7 +159,7 @@ def test_a_changed_input_size_names_the_layer_and_the_way_out() -> None:
     model = network()
     optimizer = SVGD(model, 0.1)
     good_step(model, optimizer, size=6)
-    message = r"0:conv2d\(weight, bias\).*\(3, 5, 5\).*\(3, 4, 4\).*share_positions=True"
+    message = r"0:conv2d\(weight\).*\(3, 5, 5\).*\(3, 4, 4\).*share_positions=True"
     with pytest.raises(errors.ShapeChangedError, match=message):
         model(torch.randn(4, 2, 7, 7)).square().mean().backward()
     good_step(model, optimizer, size=6)
@@ -264,9 +264,7 @@ def test_an_operator_that_does_not_fit_is_named_with_its_site(
     x = torch.randn(4, 3)
     with (
         VirtualGradientDescent(model, 0.1, operator),  # type: ignore[arg-type]
-        pytest.raises(
-            errors.OperatorError, match=message.format(r"\(model\):linear\(weight, bias\)")
-        ),
+        pytest.raises(errors.OperatorError, match=message.format(r"\(model\):linear\(weight\)")),
     ):
         model(x).sum().backward()
     with pytest.raises(errors.OperatorError, match=message.format(r"addmm\(bias, weight\)")):

@@ -15,6 +15,8 @@ CASES = [
     ("folded", (24, 5), {1}, 8, 0, True, (8, 3, 5), 0, 8),
     ("folded, time first", (24, 5), {1}, 8, 1, True, (3, 8, 5), 1, 8),
     ("rows of experts", (13, 5), {1}, 8, 0, True, (13, 5), 0, 8),
+    ("time first inside", (3, 8, 5), {2}, 8, 0, True, (3, 8, 5), 1, 8),
+    ("no samples at all", (3, 5), {1}, 0, 0, True, (3, 5), None, 1),
     ("batch of products", (2, 24, 5), {0, 2}, 8, 0, True, (2, 8, 3, 5), 1, 8),
     ("positions", (3, 5), {1}, 8, 0, False, (3, 5), None, 1),
     ("many positions", (24, 5), {1}, 8, 0, False, (24, 5), None, 1),

@@ -50,13 +50,13 @@ class StatefulOperator(ABC):
     def rollback(self) -> None:
         """Forget the prepared state."""
 
-    def checked_sites(self) -> list[str]:
-        """Keys of the sites whose prepared state tells whether g was finite there."""
+    def nonfinite_sites(self) -> list[str]:
+        """Keys of the sites whose prepared state shows a NaN or infinite g, first one first."""
         return []
 
-    def nonfinite_sites(self) -> list[str]:
-        """Those of :meth:`checked_sites` where g was NaN or infinite, first one first."""
-        return []
+    def has_prepared(self) -> bool:
+        """Whether a backward pass has prepared a new state since the last commit."""
+        return False
 
 
 class _Stateless(StatefulOperator):
@@ -133,9 +133,9 @@ class Compose(StatefulOperator):
         for operator in self.stateful:
             operator.rollback()
 
-    def checked_sites(self) -> list[str]:
-        """Keys of the sites that any member checks."""
-        return [key for operator in self.stateful for key in operator.checked_sites()]
+    def has_prepared(self) -> bool:
+        """Whether any member has."""
+        return any(operator.has_prepared() for operator in self.stateful)
 
     def nonfinite_sites(self) -> list[str]:
         """Keys of the sites that any member found not finite."""
@@ -170,7 +170,7 @@ def require_shape(key: str, found: Sequence[int], kept: Sequence[int], todo: str
     if tuple(found) != tuple(kept):
         raise ShapeChangedError.of(
             given=f"sigma at {key} needs a state of shape {tuple(found)}",
-            allowed=f"the shape that its state has since the first step, {tuple(kept)}",
+            allowed=f"the shape of the state it has, {tuple(kept)}",
             todo=todo,
         )
 
@@ -193,7 +193,9 @@ def nonfinite_indices(tensors: Sequence[Tensor]) -> list[int]:
         by_device.setdefault(tensor.device, []).append(index)
     bad: list[int] = []
     for indices in by_device.values():
-        sums = [tensors[i].sum(dtype=accumulation_dtype(tensors[i].dtype)) for i in indices]
+        group = [tensors[index] for index in indices]
+        reals = [torch.view_as_real(t) if t.is_complex() else t for t in group]
+        sums = [real.sum(dtype=accumulation_dtype(real.dtype)) for real in reals]
         finite = torch.stack([total.to(torch.float64) for total in sums]).isfinite().tolist()
         bad += [index for index, ok in zip(indices, finite, strict=True) if not ok]
     return sorted(bad)

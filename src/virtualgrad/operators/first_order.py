@@ -23,12 +23,12 @@ Method = Callable[..., tuple[Tensor, SiteState]]
 
 
 def sgd(g: Tensor, state: SiteState) -> tuple[Tensor, SiteState]:
-    """P = -g."""
+    """Return p = -g."""
     return -g, state
 
 
 def momentum(g: Tensor, state: SiteState, *, c: float = 0.9) -> tuple[Tensor, SiteState]:
-    """M <- c m + g;  p = -m."""
+    """Update m <- c m + g and return p = -m."""
     m = c * state["m"] + g if state else g.clone()
     return -m, {"m": m}
 
@@ -36,7 +36,7 @@ def momentum(g: Tensor, state: SiteState, *, c: float = 0.9) -> tuple[Tensor, Si
 def rmsprop(
     g: Tensor, state: SiteState, *, rho: float = 0.9, delta: float = 1e-6
 ) -> tuple[Tensor, SiteState]:
-    """R <- rho r + (1 - rho) g*g;  p = -g / sqrt(delta + r)."""
+    """Update r <- rho r + (1 - rho) g*g and return p = -g / sqrt(delta + r)."""
     r = (1 - rho) * g * g + (rho * state["r"] if state else 0)
     return -g / torch.sqrt(delta + r), {"r": r}
 
@@ -88,6 +88,10 @@ class FirstOrder(StatefulOperator):
     def rollback(self) -> None:
         """Forget the prepared state."""
         self._prepared = {}
+
+    def has_prepared(self) -> bool:
+        """Whether a backward pass has reached a site since the last commit."""
+        return bool(self._prepared)
 
 
 def on_sigma(method: Method, **hyperparameters: Any) -> FirstOrder:

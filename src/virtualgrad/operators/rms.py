@@ -15,7 +15,8 @@ factor m cancels in (1/m) sum T(g_tau) and survives only in the statistic:
 so ``per_sample`` only chooses the unit of r (and thereby what eps and s are worth).
 
 **Several backward calls before one step** (gradient accumulation) add up sum g^2 and m, so that r
-is what one large batch would have given.
+is what one large batch would have given. The T of all but the last of them is that of the large
+batch only with ``stale=True``; otherwise each divides by the r that was known by then.
 
 **No sample axis** (position embeddings, a product of two weights): g is the gradient of the whole
 loss already; it is added up over backward calls, and its square is the statistic.
@@ -54,7 +55,7 @@ def mean_square(total: Tensor, elements: int, unit: float) -> Tensor:
 
 
 def running_mean(r: Tensor, statistic: Tensor, rho: float) -> Tensor:
-    """Rho r + (1 - rho) * statistic."""
+    """Return rho r + (1 - rho) * statistic."""
     return rho * r + (1 - rho) * statistic
 
 
@@ -128,10 +129,10 @@ class RMS(StatefulOperator):
         """Return s g / sqrt(r + eps), and prepare the new r."""
         if g.numel() == 0:  # an expert that got no rows: nothing to learn, nothing to divide
             return g
-        numbers, layout = self.settings(site), site.layout
+        numbers, layout = self.settings(site), self._layout(site)
         viewed = g.reshape(layout.view)
-        r = self._committed(site, g)
-        prepared = self._gather(site, viewed, numbers.rho)
+        r = self._committed(site.key, layout, g)
+        prepared = self._gather(site.key, layout, viewed, numbers.rho)
         if not self.stale:
             prepared.updated = running_mean(r, self._statistic(prepared), numbers.rho)
         used = r if prepared.updated is None else prepared.updated
@@ -141,7 +142,7 @@ class RMS(StatefulOperator):
         return torch.mul(viewed, factor, out=torch.empty_like(viewed)).reshape(g.shape)
 
     def commit(self) -> None:
-        """R <- rho r + (1 - rho) * statistic, at every site that a backward pass reached."""
+        """Update r at every site that a backward pass has reached."""
         for key, prepared in self._prepared.items():
             kept = self.state.get(key, {}).get("r")
             new = prepared.updated
@@ -159,9 +160,9 @@ class RMS(StatefulOperator):
         """Forget what the backward calls since the last commit have brought."""
         self._prepared = {}
 
-    def checked_sites(self) -> list[str]:
-        """Keys of all sites that a backward pass reached since the last commit."""
-        return list(self._prepared)
+    def has_prepared(self) -> bool:
+        """Whether a backward pass has reached a site since the last commit."""
+        return bool(self._prepared)
 
     def nonfinite_sites(self) -> list[str]:
         """Keys of the sites where g was NaN or infinite, in the order of backward."""
@@ -169,14 +170,22 @@ class RMS(StatefulOperator):
         totals = [prepared.total for prepared in self._prepared.values()]
         return [keys[index] for index in nonfinite_indices(totals)]
 
-    def _committed(self, site: Site, g: Tensor) -> Tensor:
-        """R as of the last commit; zeros for a new site."""
-        shape = site.layout.state_shape(self.share_positions)
-        kept = self.state.get(site.key, {}).get("r")
+    def _layout(self, site: Site) -> Layout:
+        """The site's layout; with all rows alike if its r was begun so (picked rows)."""
+        kept, rows = self.state.get(site.key, {}).get("r"), site.layout.rows
+        if kept is None or rows is None:
+            return site.layout
+        begun_with_rows = kept.shape == rows.state_shape(self.share_positions)
+        return rows if begun_with_rows else site.layout
+
+    def _committed(self, key: str, layout: Layout, g: Tensor) -> Tensor:
+        """The r of the last commit; zeros for a new site."""
+        shape = layout.state_shape(self.share_positions)
+        kept = self.state.get(key, {}).get("r")
         if kept is None:
             return torch.zeros(shape, dtype=accumulation_dtype(g.dtype), device=g.device)
         require_shape(
-            site.key,
+            key,
             shape,
             kept.shape,
             "pass share_positions=True, which keeps one r per output channel for inputs of any "
@@ -184,16 +193,15 @@ class RMS(StatefulOperator):
         )
         return kept.to(g.device)
 
-    def _gather(self, site: Site, viewed: Tensor, rho: float) -> _Prepared:
+    def _gather(self, key: str, layout: Layout, viewed: Tensor, rho: float) -> _Prepared:
         """Add this g to what the site has got since the last commit."""
-        layout = site.layout
         axes = layout.averaged_axes(self.share_positions)
         elements = prod(layout.view[axis] for axis in axes)
         if layout.sample_axis is not None:
             total = sum_of_squares(viewed, axes)
         else:
             total = viewed if viewed.is_complex() else viewed.to(accumulation_dtype(viewed.dtype))
-        before = self._prepared.get(site.key)
+        before = self._prepared.get(key)
         if before is not None:
             if layout.sample_axis is None:
                 elements = 0  # more g of the same numbers, not more numbers
@@ -201,7 +209,7 @@ class RMS(StatefulOperator):
             elements += before.elements
         samples = layout.samples + (0 if before is None else before.samples)
         prepared = _Prepared(layout, total, elements, samples, rho)
-        self._prepared[site.key] = prepared
+        self._prepared[key] = prepared
         return prepared
 
     def _statistic(self, prepared: _Prepared) -> Tensor:

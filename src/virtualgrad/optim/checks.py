@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from virtualgrad.errors import (
     ClaimedParameterError,
@@ -18,7 +20,7 @@ from virtualgrad.errors import (
     StateDictError,
 )
 from virtualgrad.operators.base import nonfinite_indices
-from virtualgrad.virtual import attachments_of
+from virtualgrad.virtual import Attachment
 
 RANGES: dict[str, tuple[str, float, bool, float]] = {
     # name: what it is, lowest value, whether that value itself is allowed, first value too high
@@ -89,12 +91,24 @@ def warn_of_several_processes() -> None:
             )
 
 
-def require_unclaimed(parameters: Iterable[tuple[str, Tensor]], model: nn.Module) -> None:
+# Parameter -> the attachment that has it. Weak both ways: it keeps nothing alive.
+_claims: MutableMapping[Tensor, weakref.ref[Attachment]] = WeakTensorKeyDictionary()
+
+
+def claim(parameters: Iterable[tuple[str, Tensor]], attachment: Attachment) -> None:
+    """Note that an optimizer has these parameters."""
+    for _, parameter in parameters:
+        _claims[parameter] = weakref.ref(attachment)
+
+
+def require_unclaimed(
+    parameters: Iterable[tuple[str, Tensor]], own: Attachment | None = None
+) -> None:
     """Raise if another optimizer with virtual gradients has one of the parameters already."""
     wanted = list(parameters)
-    if _claimed(wanted, model) is not None:
+    if _first_claimed(wanted, own) is not None:
         gc.collect()  # an optimizer that nobody holds any more may sit in a reference cycle
-    name = _claimed(wanted, model)
+    name = _first_claimed(wanted, own)
     if name is not None:
         raise ClaimedParameterError.of(
             given=f"parameter {name!r}, which another optimizer with virtual gradients has already",
@@ -103,12 +117,23 @@ def require_unclaimed(parameters: Iterable[tuple[str, Tensor]], model: nn.Module
         )
 
 
-def _claimed(wanted: list[tuple[str, Tensor]], model: nn.Module) -> str | None:
-    for attachment in attachments_of(model):
-        for name, parameter in wanted:
-            if attachment.intercept.tracks(parameter):
-                return name
+def _first_claimed(wanted: list[tuple[str, Tensor]], own: Attachment | None) -> str | None:
+    for name, parameter in wanted:
+        reference = _claims.get(parameter)
+        attachment = None if reference is None else reference()
+        if attachment is not None and attachment.active and attachment is not own:
+            return name
     return None
+
+
+def require_predicate(where: Any) -> None:
+    """Raise unless ``where`` can be asked."""
+    if where is not None and not callable(where):
+        raise HyperparameterError.of(
+            given=f"where={where!r}",
+            allowed="a function of a site that returns True or False, or None for all sites",
+            todo="pass such a function, for example virtualgrad.weights_only",
+        )
 
 
 def require_fitting_state(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
@@ -127,6 +152,10 @@ def require_fitting_state(state_dict: Mapping[str, Any], groups: list[dict[str, 
         for other, name in zip(theirs.get("param_names", ()), mine["param_names"], strict=False):
             if other != name:
                 raise _unfit(f"a state of parameter {other!r}", f"{name!r} in its place")
+    count = sum(len(group["params"]) for group in groups)
+    strange = [index for index in state_dict["state"] if index not in range(count)]
+    if strange:
+        raise _unfit(f"a state of parameter number {strange[0]}", f"numbers below {count}")
     _require_fitting_shapes(state_dict, groups)
 
 

@@ -8,6 +8,7 @@ The virtual gradients come from encapsulation 1: while the optimizer is attached
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -24,6 +25,18 @@ from virtualgrad.sites import Where, every_linear_site
 from virtualgrad.virtual import Attachment, Intercept, named_parameters, unwrap
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
+
+
+def _forget_cleared(this: weakref.ref[VirtualGradientDescent]) -> None:
+    """Forget what backward prepared if its gradients were thrown away since.
+
+    ``model.zero_grad()`` and ``p.grad = None`` do so without telling the optimizer.
+    """
+    optimizer = this()
+    if optimizer is None or not optimizer._transaction.has_prepared():
+        return
+    if all(p.grad is None for _, p in optimizer._named_parameters()):
+        optimizer._transaction.rollback()
 
 
 class VirtualGradientDescent(Optimizer):
@@ -60,6 +73,7 @@ class VirtualGradientDescent(Optimizer):
     ) -> None:
         checks.require_model(model)
         checks.require_choice("nonfinite", nonfinite, ("raise", "skip"))
+        checks.require_predicate(where)
         checks.warn_of_several_processes()
         named = named_parameters(model)
         checks.require_parameters(named, model)
@@ -71,7 +85,7 @@ class VirtualGradientDescent(Optimizer):
         self._transaction = as_stateful(operator)
         self.nonfinite = nonfinite
         self._group_index: dict[str, int] = {}
-        self._attachment: Attachment | None = None
+        self._attachment = None
         super().__init__(self._named_groups(params, named), defaults)
         this = weakref.ref(self)  # the model must not keep its optimizer alive
 
@@ -86,10 +100,15 @@ class VirtualGradientDescent(Optimizer):
             group_of=group_of,
             batch_dim=batch_dim,
         )
+        intercept.before_pass = functools.partial(_forget_cleared, this)
         self._attachment = Attachment(model, intercept)
+        checks.claim(self._named_parameters(), self._attachment)
         weakref.finalize(self, self._attachment.detach)
 
     _step_supports_amp_scaling = True  # has a GradScaler tell us of itself, see step()
+    # What a copied or unpickled optimizer has: it is not attached.
+    _attachment: Attachment | None = None
+    _transaction = as_stateful(identity)
 
     # ---------------------------------------------------------------- attachment
 
@@ -105,7 +124,7 @@ class VirtualGradientDescent(Optimizer):
         self.detach()
 
     def _attached(self) -> Attachment:
-        attachment: Attachment | None = getattr(self, "_attachment", None)
+        attachment = self._attachment
         if attachment is None or not attachment.active:
             raise DetachedError.of(
                 given=f"{type(self).__name__} that is not attached to a model: detached, copied or "
@@ -126,14 +145,13 @@ class VirtualGradientDescent(Optimizer):
             (group,) = self._named_groups([param_group], named_parameters(self.model))
         for name in self.defaults:
             checks.require_in_range(name, group.get(name, self.defaults[name]))
-        checks.require_unclaimed(
-            [(n, p) for n, p in group["params"] if self._group_index.get(n) is None], self.model
-        )
+        checks.require_unclaimed(group["params"], self._attachment)
         names = [name for name, _ in group["params"]]
         super().add_param_group(group)
         self._group_index |= dict.fromkeys(names, len(self.param_groups) - 1)
         if self._attachment is not None:
-            self._attached().intercept.track(dict(self._named_parameters()))
+            self._attachment.intercept.track(dict(self._named_parameters()))
+            checks.claim(self._named_parameters(), self._attachment)
 
     def _named_groups(
         self, params: Params | None, named: Mapping[str, Tensor]
@@ -152,6 +170,12 @@ class VirtualGradientDescent(Optimizer):
         names = {id(parameter): name for name, parameter in named.items()}
         result = []
         for group in groups:
+            if "params" not in group:
+                raise ModelError.of(
+                    given=f"a parameter group with {sorted(group)} only",
+                    allowed="a dict with 'params'",
+                    todo="add the parameters of the group under 'params'",
+                )
             entries = group["params"]
             entries = [entries] if isinstance(entries, Tensor) else list(entries)
             tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
@@ -219,15 +243,8 @@ class VirtualGradientDescent(Optimizer):
             return False  # the host cannot look while a CUDA graph is captured or replayed
         places = self._transaction.nonfinite_sites()
         if not places:
-            at = self._attached().intercept.parameters_at
-            checked = {name for key in self._transaction.checked_sites() for name in at[key]}
-            place = checks.first_nonfinite(
-                [
-                    (name, p.grad)
-                    for name, p in self._named_parameters()
-                    if p.grad is not None and name not in checked
-                ]
-            )
+            grads = [(name, p.grad) for name, p in self._named_parameters() if p.grad is not None]
+            place = checks.first_nonfinite(grads)
             places = [] if place is None else [place]
         if not places:
             return False
@@ -251,7 +268,7 @@ class VirtualGradientDescent(Optimizer):
         packed["virtualgrad"] = {"version": 1, "shapes": shapes}
         index = {name: i for i, (name, _) in enumerate(self._named_parameters())}
         for key, tensors in self._transaction.state.items():
-            owner = index[self._attached().intercept.parameters_at[key][0]]
+            owner = index[self._attachment.intercept.parameters_at[key][0]]  # type: ignore[union-attr]
             for name, tensor in tensors.items():
                 packed["state"].setdefault(owner, {})[f"{name}@{key}"] = tensor
         return packed
@@ -282,11 +299,11 @@ class VirtualGradientDescent(Optimizer):
     def __repr__(self) -> str:
         """One line for the optimizer, one for each group."""
         count = sum(p.numel() for _, p in self._named_parameters())
-        attached = getattr(self, "_attachment", None) is not None and self._attachment.active  # type: ignore[union-attr]
+        attached = self._attachment is not None and self._attachment.active
         lines = [f"{type(self).__name__} on {self._title()}: {count:,} parameters"]
         lines[0] += "" if attached else " (detached)"
         for number, group in enumerate(self.param_groups):
-            numbers = ", ".join(f"{n}={group[n]:g}" for n in checks.RANGES if n in group)
+            numbers = ", ".join(f"{n}={float(group[n]):g}" for n in checks.RANGES if n in group)
             lines.append(f"  group {number}: {len(group['params'])} tensors, {numbers}")
         return "\n".join(lines)
 

@@ -231,6 +231,7 @@ for n in (1, 2, 3):
         _add(op, f"input weight:weight bias:bias {geometry}", convolution, getattr(F, op))
 
 _add("matmul", "input:weight other:weight", matmul, torch.matmul, T.matmul, T.__matmul__)
+_add("matmul", "input:weight other:weight", matmul, torch.linalg.matmul)
 _add("mm", "input:weight mat2:weight", matmul, torch.mm, T.mm)
 _add("bmm", "input:weight mat2:weight", matmul, torch.bmm, T.bmm)
 _add("mv", "input:weight vec:weight", matmul, torch.mv, T.mv)
@@ -241,6 +242,7 @@ _add("einsum", "equation operands:weight", einsum, torch.einsum)
 _add("tensordot", "a:weight b:weight dims", tensordot, torch.tensordot)
 
 _add("embedding", "input weight:weight", last, F.embedding, foldable=False)
+_add("embedding", "weight:weight indices", last, torch.embedding, foldable=False)
 _add("embedding_bag", "input weight:weight", last, F.embedding_bag, foldable=False)
 _add("index", "input:weight index", indexed, T.__getitem__, foldable=False)
 _add(
@@ -267,9 +269,10 @@ _add(
     F.instance_norm,
     pull_back=_running_statistics_untouched(F.instance_norm, "use_input_stats"),
 )
-_add("layer_norm", "input shape weight:weight bias:bias", normalized, F.layer_norm)
-_add("rms_norm", "input shape weight:weight", normalized, F.rms_norm)
-_add("group_norm", "input groups weight:weight bias:bias", channel, F.group_norm)
+_affine = "weight:weight bias:bias"
+_add("layer_norm", f"input shape {_affine}", normalized, F.layer_norm, torch.layer_norm)
+_add("rms_norm", "input shape weight:weight", normalized, F.rms_norm, torch.rms_norm)
+_add("group_norm", f"input groups {_affine}", channel, F.group_norm, torch.group_norm)
 _add("prelu", "input weight:weight", channel, F.prelu, T.prelu)
 
 _add("mul", "input:weight other:weight", broadcast, torch.mul, torch.multiply, T.mul, T.multiply)
@@ -278,12 +281,13 @@ _add("div", "input:weight", broadcast, torch.div, torch.true_divide, T.div, T.tr
 _add("div", "input:weight", broadcast, T.__truediv__)
 _add("add", "input:bias other:bias", broadcast, torch.add, T.add, T.__add__, T.__radd__)
 _add("sub", "input:bias other:bias", broadcast, torch.sub, torch.subtract, torch.rsub, T.sub)
-_add("sub", "input:bias other:bias", broadcast, T.__sub__, T.__rsub__)
+_add("sub", "input:bias other:bias", broadcast, T.__sub__, T.__rsub__, T.subtract)
 _add("neg", "input:weight", every, torch.neg, torch.negative, T.neg, T.negative, T.__neg__)
 _add("lerp", "input:weight end:weight weight:weight", broadcast, torch.lerp, T.lerp)
 _add("addcmul", "input:bias tensor1:weight tensor2:weight", broadcast, torch.addcmul, T.addcmul)
 _add("addcdiv", "input:bias tensor1:weight", broadcast, torch.addcdiv, T.addcdiv)
 _add("where", "condition input:weight other:weight", broadcast, torch.where)
+_add("where", "input:weight condition other:weight", broadcast, T.where)
 _add("masked_fill", "input:weight mask", broadcast, torch.masked_fill, T.masked_fill)
 for op, out_of_place, overwriting in (
     ("add", torch.add, (T.add_, T.__iadd__)),

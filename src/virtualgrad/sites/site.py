@@ -31,12 +31,14 @@ class Layout:
         parameter_axes: the axes of ``view`` that come from the parameter.
         sample_axis: the axis of ``view`` that counts samples, or None.
         samples: the number m of samples of the batch that sigma belongs to (1 without sample axis).
+        rows: the layout without that split, where there is one: all rows averaged alike.
     """
 
     view: tuple[int, ...]
     parameter_axes: frozenset[int]
     sample_axis: int | None
     samples: int
+    rows: Layout | None = None
 
     def averaged_axes(self, share_positions: bool) -> tuple[int, ...]:
         """Axes over which a statistic of g is averaged: samples, and positions if shared."""
@@ -68,8 +70,9 @@ def read_layout(
         batch_dim: the axis that counts samples in the model's inputs.
         foldable: whether the op computes with activations, so that a leading axis of another size
             than m holds samples and positions together: (m*T, C) as flattened from (m, T, C), or
-            the rows that a mixture of experts picks. False for lookups, whose leading axis may
-            come from constant indices (positions).
+            rows that were picked (a mixture of experts; by chance their number may be a multiple
+            of m, so such models should share positions). False for lookups, whose leading axis
+            may come from constant indices (positions).
     """
     unsampled = Layout(shape, parameter_axes, None, 1)
     data_axes = [axis for axis in range(len(shape)) if axis not in parameter_axes]
@@ -77,14 +80,17 @@ def read_layout(
         return Layout(shape, parameter_axes, batch_dim, shape[batch_dim])
     # Rows lead, except in a batch of products with one weight each: (weights, rows, features).
     axis = 1 if parameter_axes == {0, 2} and len(shape) == 3 else 0
-    if batch_size is None or not foldable or axis not in data_axes:
+    if not batch_size or not foldable:
         return unsampled
-    rows = shape[axis]
+    others = [other for other in data_axes if shape[other] == batch_size]
+    if len(others) == 1:  # time-first inside a batch-first model, or the other way round
+        return Layout(shape, parameter_axes, others[0], batch_size)
+    rows = shape[axis] if axis in data_axes else 0
     if rows == 0 or (rows == 1 and len(data_axes) > 1):  # (1, T, C): a constant, not samples
         return unsampled
-    if rows % batch_size:
-        # Rows of no known order: each is some sample's; average over all of them.
-        return Layout(shape, parameter_axes, axis, batch_size)
+    all_rows = Layout(shape, parameter_axes, axis, batch_size)
+    if rows % batch_size:  # rows of no known order: each is some sample's
+        return all_rows
     positions = rows // batch_size
     folded = (batch_size, positions) if batch_dim == 0 else (positions, batch_size)
     return Layout(
@@ -92,6 +98,7 @@ def read_layout(
         parameter_axes=frozenset(a if a < axis else a + 1 for a in parameter_axes),
         sample_axis=axis if batch_dim == 0 else axis + 1,
         samples=batch_size,
+        rows=all_rows,
     )
 
 

@@ -69,10 +69,13 @@ class Attachment:
         try:
             if self.depth > 1:
                 return forward(module, *args, **kwargs)
-            intercept.begin(batch_size((args, kwargs), intercept.batch_dim))
+            intercept.begin(batch_size((args, kwargs), intercept.batch_dim), module.training)
             try:
                 with intercept:
                     return forward(module, *args, **kwargs)
+            except BaseException:
+                intercept.end_step()  # an exception may keep the half-made graph alive
+                raise
             finally:
                 intercept.leave()
         finally:
@@ -127,11 +130,12 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
 
 
 def batch_size(arguments: Any, batch_dim: int) -> int | None:
-    """Number of samples: the size of the first input tensor along ``batch_dim``."""
-    for tensor in tensors_in(arguments):
-        if tensor.dim() > batch_dim:
-            return tensor.shape[batch_dim]
-    return None
+    """Number of samples: the size of the first input tensor along ``batch_dim``.
+
+    A size of one counts only if no input has another: it may be a value for the whole batch.
+    """
+    sizes = [t.shape[batch_dim] for t in tensors_in(arguments) if t.dim() > batch_dim]
+    return next((size for size in sizes if size != 1), sizes[0] if sizes else None)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

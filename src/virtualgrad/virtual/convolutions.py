@@ -100,7 +100,7 @@ class Convolution(torch.autograd.Function):
             return (None,) * 5
         x, weight = ctx.saved_tensors
         needed = (*ctx.needs_input_grad[2:4], ctx.bias is not None and ctx.needs_input_grad[4])
-        incoming = transformed_gradients(ctx.transforms, g, ("input", "weight", "bias"), needed)
+        incoming = transformed_gradients(ctx, g, ("input", "weight", "bias"), needed)
         result: list[Tensor | None] = [None, None, None]
         for one in {id(t): t for t in incoming if t is not None}.values():
             mask = [t is one for t in incoming]

@@ -42,6 +42,7 @@ class Pass:
     """
 
     batch_size: int | None
+    training: bool = True
     uses: dict[str, int] = field(default_factory=dict)
     consumed: bool = False
 
@@ -106,12 +107,18 @@ class Call:
         return result
 
 
+PLANS_REMEMBERED = 10_000
+
 Plan = list[tuple[Site, Operator]]
 """The parts of a site, and the operator at each."""
 
 
 def one_forward(op: str, bound: dict[str, Any]) -> Callable[[Transforms], Tensor] | None:
     """The op as a Function that needs one forward only; None if it has none."""
+    if any(isinstance(value, Tensor) and value.is_complex() for value in bound.values()):
+        return None  # the general way conjugates as autograd does
+    if op == "linear" and bound["weight"].dim() != 2:
+        return None
     if op in PRODUCTS:
         function, names = PRODUCTS[op]
         factors = [bound.get(name) for name in names]
@@ -158,17 +165,14 @@ class Intercept(TorchFunctionMode):
         self._names: dict[int, str] = {}
         self._parameters: dict[str, Tensor] = {}
         self._views: dict[int, View] = {}
-        self._chosen: dict[str, frozenset[str]] = {}
+        self._chosen: dict[str, dict[str, bool]] = {}  # site -> parameter -> what where said
         self._plans: dict[tuple[Any, ...], Plan] = {}
         # Site -> the parameters that its T serves; its state is saved at the first of them.
         self.parameters_at: dict[str, tuple[str, ...]] = {}
+        self.before_pass: Callable[[], None] = lambda: None
         self._current = Pass(None)
         self._live: weakref.ref[Pass] = weakref.ref(self._current)
         self.track(parameters)
-
-    def tracks(self, parameter: Tensor) -> bool:
-        """Whether a parameter is tracked."""
-        return id(parameter) in self._names
 
     def track(self, parameters: Mapping[str, Tensor]) -> None:
         """Track more parameters."""
@@ -177,18 +181,21 @@ class Intercept(TorchFunctionMode):
 
     # ---------------------------------------------------------------- the life of a pass
 
-    def begin(self, batch_size: int | None) -> None:
+    def begin(self, batch_size: int | None, training: bool) -> None:
         """Begin a forward pass, or go on with one that no backward pass has consumed yet.
 
         Two calls of a model before one backward pass belong to one graph: its layers are used
-        twice, and each use is a site of its own.
+        twice, and each use is a site of its own. A call in eval mode does not go on with one in
+        training mode, or the other way round.
         """
+        self.before_pass()
         current = self._live()
         in_backward = torch._C._current_graph_task_id() != -1  # recomputation of a checkpoint
-        if current is not None and (in_backward or not current.consumed):
+        goes_on = current is not None and not current.consumed and current.training == training
+        if current is not None and (in_backward or goes_on):
             current.batch_size = batch_size
         else:
-            current = Pass(batch_size)
+            current = Pass(batch_size, training)
             self._live = weakref.ref(current)
         self._current = current
 
@@ -277,11 +284,11 @@ class Intercept(TorchFunctionMode):
 
     def _run_site(self, call: Call) -> Tensor:
         """Run an op at a site, with T where it is chosen."""
-        chosen = self._chosen.get(call.key)
-        if chosen is not None:  # the others keep their plain gradient, at no cost
-            uses = [use for use in call.uses if use.parameter in chosen]
-            if not uses:
-                return call.plain()
+        chosen = self._chosen.get(call.key, {})
+        uses = [use for use in call.uses if chosen.get(use.parameter, True)]
+        if not uses:  # left out by where: the plain gradient, at no cost
+            return call.plain()
+        if len(uses) < len(call.uses):
             call = replace(call, uses=uses)
         fused = None if _another_is_on() else one_forward(call.rule.op, call.bound)
         if fused is not None:
@@ -348,11 +355,10 @@ class Intercept(TorchFunctionMode):
         return [use for use in uses if everywhere.count(use.parameter) == 1]
 
     def _key(self, op: str, uses: list[Use]) -> str:
-        """Name of sigma: module, op, parameters, and which use of them it is in this pass."""
+        """Name of sigma: module, op, parameter, and which use of it this is in this pass."""
         path = self.path[-1] if self.path else ""
-        prefix = f"{path}."
-        names = ", ".join(use.parameter.removeprefix(prefix) for use in uses)
-        key = f"{path or '(model)'}:{op}({names})"
+        # By the first parameter alone: the name outlasts a bias that is thawed or comes later.
+        key = f"{path or '(model)'}:{op}({uses[0].parameter.removeprefix(f'{path}.')})"
         number = self._current.uses.get(key, 0)
         self._current.uses[key] = number + 1
         return key if number == 0 else f"{key}#{number}"
@@ -378,27 +384,29 @@ class Intercept(TorchFunctionMode):
         situation = (call.key, shape, operands, self._current.batch_size, self.batch_dim)
         plan = self._plans.get(situation)
         if plan is None:
+            if len(self._plans) >= PLANS_REMEMBERED:  # inputs of ever new sizes
+                self._plans.clear()
             plan = self._plans[situation] = self._split(self._site(call, shape))
         return plan
 
     def _split(self, site: Site) -> Plan:
         """Split a site into parts with one operator each: by choice, then by parameter group."""
-        if site.key not in self._chosen:
-            chosen = (name for name in site.parameters if self.where(site.only(name)))
-            self._chosen[site.key] = frozenset(chosen)
-        chosen_names = self._chosen[site.key]
+        chosen = self._chosen.setdefault(site.key, {})
+        for name in site.parameters:
+            if name not in chosen:
+                chosen[name] = bool(self.where(site.only(name)))
         groups: dict[Hashable, list[str]] = {}
         for name in site.parameters:
-            if name in chosen_names:
+            if chosen[name]:
                 groups.setdefault(self.group_of(name), []).append(name)
         plan: Plan = []
         for names in groups.values():
             part = site.only(*names)
-            if len(groups) > 1:
-                part = replace(part, key=f"{site.key}[{', '.join(names)}]")
+            if names[0] != site.parameters[0]:
+                part = replace(part, key=f"{site.key}[{names[0]}]")
             self.parameters_at[part.key] = tuple(names)
             plan.append((part, self.operator))
-        left = [name for name in site.parameters if name not in chosen_names]
+        left = [name for name in site.parameters if not chosen[name]]
         return [*plan, (site.only(*left), identity)] if left else plan
 
     def _transform(self, operator: Operator, site: Site) -> Transform:

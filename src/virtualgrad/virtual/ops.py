@@ -51,7 +51,16 @@ class Join(torch.autograd.Function):
         if g is None:
             return None, None, None, *(None for _ in ctx.transforms)
         refuse_create_graph()
-        return None, None, g, *(transform(g) for transform in ctx.transforms)
+        wanted = [is_wanted(ctx, 1 + k) for k in range(len(ctx.transforms))]
+        return (
+            None,
+            None,
+            g,
+            *(
+                transform(g) if asked else None
+                for transform, asked in zip(ctx.transforms, wanted, strict=True)
+            ),
+        )
 
 
 def refuse_create_graph() -> None:
@@ -64,14 +73,37 @@ def refuse_create_graph() -> None:
         )
 
 
+def is_wanted(ctx: Any, operand: int) -> bool:
+    """Whether this backward pass goes on to a tensor operand of a Function.
+
+    ``torch.autograd.grad(loss, x)`` passes through the ops but asks for no parameter: T must not
+    run then, nor learn from it. (``needs_input_grad`` only says what could be asked for.)
+    """
+    node = ctx.next_functions[operand][0]
+    if node is None:
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # a leaf that torch.autograd.grad captures instead of executing
+        return True
+
+
 def transformed_gradients(
-    transforms: Transforms, g: Tensor, arguments: Sequence[str], needed: Sequence[bool]
+    ctx: Any, g: Tensor, arguments: Sequence[str], needed: Sequence[bool]
 ) -> list[Tensor | None]:
     """What each argument of an op is to pull back: T(g), g itself, or None if not needed.
 
     Arguments that share a T (weight and bias of one layer) share T(g): it runs once.
+
+    Args:
+        ctx: of the op's Function; its tensor operands are ``arguments``, in order.
+        g: dJ/dsigma.
+        arguments: names of the op's tensor arguments.
+        needed: which of them require grad.
     """
     refuse_create_graph()
+    transforms: Transforms = ctx.transforms
+    needed = [yes and is_wanted(ctx, operand) for operand, yes in enumerate(needed)]
     done: dict[int, Tensor] = {}
     incoming: list[Tensor | None] = []
     for argument, is_needed in zip(arguments, needed, strict=False):

@@ -24,9 +24,11 @@ class Linear(torch.autograd.Function):
         ctx: Any, transforms: Transforms, x: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """Run F.linear."""
-        ctx.save_for_backward(x, weight)
+        needs_x, needs_weight = ctx.needs_input_grad[1:3]
+        # As autograd does: x only for the weight's gradient, the weight only for x's.
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.transforms = transforms
-        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.set_materialize_grads(False)
         return F.linear(x, weight, bias)
 
@@ -36,17 +38,19 @@ class Linear(torch.autograd.Function):
         if g is None:
             return None, None, None, None
         x, weight = ctx.saved_tensors
+        needed = [*ctx.needs_input_grad[1:3], ctx.dtypes[2] is not None and ctx.needs_input_grad[3]]
         for_x, for_weight, for_bias = transformed_gradients(
-            ctx.transforms, g, ("input", "weight", "bias"), ctx.needs_input_grad[1:]
+            ctx, g, ("input", "weight", "bias"), needed
         )
         # Autocast runs the product in g's dtype; every factor follows it, and comes back.
         grad_x = grad_weight = grad_bias = None
         if for_x is not None:
-            grad_x = (_rows(for_x) @ weight.to(g.dtype)).reshape(x.shape).to(x.dtype)
+            grad_x = _rows(for_x) @ weight.to(g.dtype)
+            grad_x = grad_x.reshape(*g.shape[:-1], weight.shape[1]).to(ctx.dtypes[0])
         if for_weight is not None:
-            grad_weight = (_rows(for_weight).t() @ _rows(x).to(g.dtype)).to(weight.dtype)
+            grad_weight = (_rows(for_weight).t() @ _rows(x).to(g.dtype)).to(ctx.dtypes[1])
         if for_bias is not None:
-            grad_bias = _rows(for_bias).sum(0).to(ctx.bias_dtype)
+            grad_bias = _rows(for_bias).sum(0).to(ctx.dtypes[2])
         return None, grad_x, grad_weight, grad_bias
 
 
@@ -67,9 +71,7 @@ class Matmul(torch.autograd.Function):
         if g is None:
             return None, None, None
         a, b = ctx.saved_tensors
-        for_a, for_b = transformed_gradients(
-            ctx.transforms, g, ("input", "other"), ctx.needs_input_grad[1:]
-        )
+        for_a, for_b = transformed_gradients(ctx, g, ("input", "other"), ctx.needs_input_grad[1:])
         grad_a = None if for_a is None else _left(for_a, a, b).to(a.dtype)
         grad_b = None if for_b is None else _right(for_b, a, b).to(b.dtype)
         return None, grad_a, grad_b

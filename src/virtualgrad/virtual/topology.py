@@ -19,10 +19,13 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from virtualgrad.errors import LossError, ModelError
+from virtualgrad.errors import LossError, ModelError, NonFiniteError
 from virtualgrad.operators import Operator, apply_operator, as_stateful
 from virtualgrad.sites import Where, every_linear_site
-from virtualgrad.sites.graph import GraphSite, Slot, find_graph_sites
+from virtualgrad.sites.graph import GraphSite, Slot, find_graph_sites, walk
+from virtualgrad.virtual.convolutions import Convolution
+from virtualgrad.virtual.ops import Join
+from virtualgrad.virtual.products import Linear, Matmul
 
 Parameters = Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
 
@@ -62,10 +65,12 @@ def virtual_grad(
     unique = dict(named)
     sites = find_graph_sites([loss.grad_fn], unique, batch_size=batch_size, batch_dim=batch_dim)
     transaction = as_stateful(operator)
+    _refuse_extended_ops(loss)
     try:
         arrived = _gradients_at(loss, sites)
         virtual = _pull_back_all(sites, arrived, operator, where or every_linear_site, unique)
         plain = _plain_gradients(loss, unique, retain_graph, allow_unused)
+        _require_finite(transaction.nonfinite_sites())
     except BaseException:
         transaction.rollback()
         raise
@@ -83,6 +88,10 @@ def name_parameters(params: Parameters) -> list[tuple[str, Tensor]]:
     named = [
         item if isinstance(item, tuple) else (f"params[{i}]", item) for i, item in enumerate(items)
     ]
+    if not named:
+        raise ModelError.of(
+            given="no parameters", allowed="at least one", todo="pass model.parameters()"
+        )
     first_name: dict[int, str] = {}
     for name, parameter in named:
         if not (isinstance(parameter, Tensor) and parameter.is_leaf and parameter.requires_grad):
@@ -102,6 +111,26 @@ def require_loss(loss: Any) -> None:
             given=f"a loss that is {_describe(loss)}",
             allowed="a tensor with one element that requires grad",
             todo="compute it from the parameters, outside torch.no_grad(), and reduce it",
+        )
+
+
+def _refuse_extended_ops(loss: Tensor) -> None:
+    """Raise if the graph was recorded with an optimizer attached: its ops have another T."""
+    extended = (Join, Linear, Matmul, Convolution)
+    if any(getattr(type(node), "_forward_cls", None) in extended for node in walk([loss.grad_fn])):
+        raise ModelError.of(
+            given="a loss of a model with an optimizer attached, whose ops have a T already",
+            allowed="a graph of plain ops",
+            todo="call optimizer.detach() first, or use a copy.deepcopy of the model",
+        )
+
+
+def _require_finite(places: list[str]) -> None:
+    if places:
+        raise NonFiniteError.of(
+            given=f"a NaN or infinite gradient at {places[0]}",
+            allowed="finite gradients; the state of the operator is as it was",
+            todo="look at the inputs and the loss",
         )
 
 

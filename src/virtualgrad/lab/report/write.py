@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from virtualgrad.lab.record import load_records, write_safely
@@ -41,19 +39,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     }
     for plot in (plot for section in sections for plot in plots_of(section)):
         png, texts[f"{plot.name}.svg"] = as_files(plot)
-        _write_bytes_safely(out / f"{plot.name}.png", png)
+        write_safely(out / f"{plot.name}.png", png)
     for name, text in texts.items():
         write_safely(out / name, text)
     return out / PAGE
-
-
-def _write_bytes_safely(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

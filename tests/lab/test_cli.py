@@ -1,0 +1,126 @@
+"""The command line as a user meets it: help, clear refusals, one whole experiment."""
+
+import pytest
+import torch
+from tiny_lab import TINY, tiny_data
+from typer.testing import CliRunner
+
+from virtualgrad.errors import VirtualGradError
+from virtualgrad.lab import cli
+from virtualgrad.lab.data import DataUnavailableError
+from virtualgrad.lab.record import Record, load_records
+from virtualgrad.lab.reproduce import DATA
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(cli.RECIPES, "tiny", TINY)
+    monkeypatch.setitem(DATA, "tiny", tiny_data)
+
+
+def run(*arguments):
+    return CliRunner().invoke(
+        cli.app, [str(argument) for argument in arguments], env={"COLUMNS": "200", "TERM": "dumb"}
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["reproduce"], ["report"], ["data"], ["lemma"], ["theorem"], ["paths"]]
+)
+def test_help(command):
+    result = run(*command, "--help")
+    assert result.exit_code == 0 and "Usage" in result.output
+
+
+def test_one_experiment(tmp_path):
+    result = run("reproduce", "tiny", "--seeds", 2, "--first-seed", 3, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "Tiny" in result.output and "virtualgrad report" in result.output
+    assert {record.seed for record in load_records(tmp_path)} == {3, 4}
+    assert len(load_records(tmp_path)) == 8
+
+
+def test_columns_and_fewer_steps_than_milestones(tmp_path):
+    result = run("reproduce", "tiny", "--optimizers", "sgd, svgd,sgd", "--seeds", 1, "--steps", 13,
+                 "--device", "cpu", "--out", tmp_path)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert [record.curve.step for record in load_records(tmp_path)] == [[10, 13]] * 2
+    again = run("reproduce", "tiny", "--optimizers", "sgd,svgd", "--seeds", 1, "--steps", 13,
+                "--device", "cpu", "--out", tmp_path, "--resume")  # fmt: skip
+    assert again.exit_code == 0 and again.output.count("finished before") == 2
+
+
+def test_all_recipes(tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "RECIPES", {"tiny": TINY})
+    result = run("reproduce", "all", "--optimizers", "sgd", "--seeds", 1, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["alexnet"], "'alexnet' is none of mlp, vgg, resnet20, tiny, all"),
+        (["tiny", "--optimizers", "sgd,adagrad"], "'adagrad' is none of sgd, rmsprop, adam, svgd"),
+        (["tiny", "--seeds", "0"], "should be greater than or equal to 1"),
+        (["tiny", "--steps", "0"], "should be greater than or equal to 1"),
+        (["tiny", "--device", "tpu"], "'tpu' is none of auto, cpu, cuda"),
+        (["tiny", "--device", "cuda:x"], "'cuda:x' is none of auto, cpu, cuda"),
+        (["tiny", "--device", "cuda:99"], "CUDA devices here; use cpu or auto"),
+    ],
+)
+def test_refusals(arguments, words, tmp_path):
+    result = run("reproduce", *arguments, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without CUDA")
+def test_cuda_where_there_is_none(tmp_path):
+    result = run("reproduce", "tiny", "--device", "cuda", "--out", tmp_path)
+    assert result.exit_code == 2 and "PyTorch finds 0 CUDA devices here" in result.output
+
+
+@pytest.mark.parametrize(
+    "error", [VirtualGradError("a [clear] message"), PermissionError(13, "a [clear] message")]
+)
+def test_errors_are_messages(monkeypatch, tmp_path, error):
+    def fail():
+        raise error
+
+    monkeypatch.setitem(DATA, "tiny", fail)
+    result = run("reproduce", "tiny", "--out", tmp_path)
+    assert result.exit_code == 1 and "a [clear] message" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_data_that_cannot_be_had(monkeypatch, tmp_path):
+    def fail():
+        raise DataUnavailableError("no source answers")
+
+    monkeypatch.setitem(DATA, "cifar10", fail)
+    result = run("reproduce", "vgg", "--out", tmp_path)
+    assert result.exit_code == 1 and "no source answers" in result.stderr
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    (tmp_path / "tiny-sgd-seed0.json").write_text("{")
+    result = run("reproduce", "tiny", "--out", tmp_path, "--resume")
+    assert result.exit_code == 1 and "tiny-sgd-seed0.json, which cannot be read" in result.stderr
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("virtualgrad.lab.run.Run.evaluate", stop)
+        result = run("reproduce", "tiny", "--seeds", 1, "--out", tmp_path)
+    assert result.exit_code == 130 and "the same command with --resume" in result.output
+    result = run("reproduce", "tiny", "--seeds", 1, "--out", tmp_path, "--resume")
+    assert result.exit_code == 0 and Record.load(tmp_path / "tiny-sgd-seed0.json").finished
+
+
+def test_main_is_the_app(monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda: print("ran"))
+    cli.main()
