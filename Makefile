@@ -6,9 +6,6 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-# Two test workers share the machine: one torch thread each avoids fighting over cores.
-export OMP_NUM_THREADS := 1
-
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce test lint format clean
 
@@ -27,6 +24,8 @@ reproduce: setup  ## train the MLP of the paper's first table with all four opti
 	$(BIN)/virtualgrad reproduce mlp --seeds 3 --resume --out runs/mlp
 	$(BIN)/virtualgrad report runs/mlp
 
+# Two test workers share the machine: one torch thread each avoids fighting over cores.
+test: export OMP_NUM_THREADS := 1
 test: lint  ## everything CI checks: lint, types, tests with coverage
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
 

@@ -18,7 +18,8 @@ from virtualgrad.operators import identity
 from virtualgrad.sites import Layout, Site
 from virtualgrad.sites.graph import Node
 from virtualgrad.sites.nodes import TRANSPARENT, Shape
-from virtualgrad.virtual.intercept import Call, Intercept
+from virtualgrad.virtual.calls import Call
+from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.ops import tensors_in
 
 FUSED_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})

@@ -1,0 +1,85 @@
+"""Encapsulation 1, one call: a torch function that is linear in tracked parameters.
+
+A call can run as it is, with some tensors held fixed (:mod:`.ops` needs both halves), or, where the
+op has a Function of its own, in one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from virtualgrad.sites import Site
+from virtualgrad.sites.functions import FunctionRule
+from virtualgrad.sites.site import CONVOLUTION_OPS
+from virtualgrad.virtual.convolutions import Convolution, geometry
+from virtualgrad.virtual.ops import Transforms, hold_fixed
+from virtualgrad.virtual.products import PRODUCTS
+
+
+@dataclass(frozen=True)
+class Use:
+    """One tracked parameter among the arguments of a torch function."""
+
+    argument: str
+    role: str
+    tensor: Tensor
+    parameter: str
+    strided: Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a torch function that is linear in tracked parameters."""
+
+    function: Any
+    rule: FunctionRule
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    bound: dict[str, Any]
+    uses: list[Use]
+    key: str
+
+    @property
+    def ids(self) -> set[int]:
+        """Identities of the tensors that are tracked parameters."""
+        return {id(use.tensor) for use in self.uses}
+
+    def plain(self) -> Tensor:
+        """Run the function as it is."""
+        result: Tensor = self.function(*self.args, **self.kwargs)
+        return result
+
+    def with_fixed(self, ids: set[int], function: Any) -> Tensor:
+        """Run a function with some tensors held fixed."""
+        args, kwargs = hold_fixed((self.args, self.kwargs), lambda tensor: id(tensor) in ids)
+        result: Tensor = function(*args, **kwargs)
+        return result
+
+    def with_only(self, part: Site, args: tuple[Any, ...]) -> Tensor:
+        """Run the pull-back's function with everything but a part's parameters held fixed."""
+        free = {id(use.tensor) for use in self.uses if use.parameter in part.parameters}
+        args, kwargs = hold_fixed((args, self.kwargs), lambda tensor: id(tensor) not in free)
+        result: Tensor = (self.rule.pull_back or self.function)(*args, **kwargs)
+        return result
+
+
+def one_forward(op: str, bound: dict[str, Any]) -> Callable[[Transforms], Tensor] | None:
+    """The op as a Function that needs one forward only; None if it has none."""
+    if any(isinstance(value, Tensor) and value.is_complex() for value in bound.values()):
+        return None  # the general way conjugates as autograd does
+    if op == "linear" and bound["weight"].dim() != 2:
+        return None
+    if op in PRODUCTS:
+        function, names = PRODUCTS[op]
+        factors = [bound.get(name) for name in names]
+        return lambda transforms: function.apply(transforms, *factors)
+    if op in CONVOLUTION_OPS:
+        shape = geometry(op, bound)
+        if shape is not None:
+            operands = (bound["input"], bound["weight"], bound.get("bias"))
+            return lambda transforms: Convolution.apply(transforms, shape, *operands)
+    return None
