@@ -121,9 +121,10 @@ class Intercept(TorchFunctionMode):
         twice, and each use is a site of its own. A call in eval mode does not go on with one in
         training mode, or the other way round.
         """
-        self.before_pass()
-        current = self._live()
         in_backward = torch._C._current_graph_task_id() != -1  # recomputation of a checkpoint
+        if not in_backward:
+            self.before_pass()
+        current = self._live()
         goes_on = current is not None and not current.consumed and current.training == training
         if current is not None and (in_backward or goes_on):
             current.batch_size = batch_size
