@@ -6,23 +6,13 @@ from io import StringIO
 import pytest
 import torch
 from rich.console import Console
-from tiny_lab import TINY, a_job, tiny_data
+from tiny_lab import TINY, a_job
 
 from virtualgrad.lab import progress
 from virtualgrad.lab.data import DataUnavailableError, UnknownDataError
 from virtualgrad.lab.networks import MLP
 from virtualgrad.lab.record import Record
 from virtualgrad.lab.reproduce import DATA, load_data, make_runs
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    monkeypatch.setitem(DATA, "tiny", tiny_data)
-
-
-@pytest.fixture
-def console():
-    return Console(file=StringIO(), width=200)
 
 
 def text(console):

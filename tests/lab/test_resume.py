@@ -6,29 +6,17 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import tiny_lab
 import torch
-from rich.console import Console
-from tiny_lab import TINY, a_job, tiny_data
+from tiny_lab import TINY, a_job
 
 from virtualgrad.lab import reproduce
 from virtualgrad.lab.interrupt import StopRequest
 from virtualgrad.lab.record import Record
-from virtualgrad.lab.reproduce import DATA, make_runs
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    monkeypatch.setitem(DATA, "tiny", tiny_data)
-
-
-@pytest.fixture
-def console():
-    return Console(file=StringIO(), width=200)
+from virtualgrad.lab.reproduce import make_runs
 
 
 def text(console):

@@ -116,6 +116,21 @@ def test_r_outlasts_a_bias_that_thaws_or_comes_later() -> None:
     }
 
 
+def test_r_outlasts_a_weight_that_thaws_and_a_choice_of_biases() -> None:
+    model = nn.Linear(4, 3)
+    model.weight.requires_grad_(False)
+    optimizer = SVGD(model, 0.1)
+    step(model, optimizer, torch.randn(6, 4))
+    model.weight.requires_grad_(True)
+    step(model, optimizer, torch.randn(6, 4))
+    assert list(optimizer.operator.state) == ["(model):linear(weight)"]
+    other = nn.Linear(4, 3)
+    biases = SVGD(other, 0.1, where=lambda site: site.roles == ("bias",))
+    for _ in range(3):
+        step(other, biases, torch.randn(6, 4))
+    assert list(biases.operator.state) == ["(model):linear(weight)"]
+
+
 def test_a_validation_loss_with_a_graph_does_not_shift_the_sites() -> None:
     model = network()
     optimizer = SVGD(model, 0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class StopRequest:
@@ -19,12 +19,7 @@ class StopRequest:
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._in_main_thread:
             signal.signal(signal.SIGINT, self._before)
 

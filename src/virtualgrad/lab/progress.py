@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -48,12 +47,7 @@ class Display:
             self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.console.is_terminal:  # stopping what never started would print an empty line
             self._progress.stop()
 

@@ -43,23 +43,19 @@ class Call:
     uses: list[Use]
     key: str
 
-    @property
-    def ids(self) -> set[int]:
-        """Identities of the tensors that are tracked parameters."""
-        return {id(use.tensor) for use in self.uses}
-
     def plain(self) -> Tensor:
         """Run the function as it is."""
         result: Tensor = self.function(*self.args, **self.kwargs)
         return result
 
-    def with_fixed(self, ids: set[int], function: Any) -> Tensor:
-        """Run a function with some tensors held fixed."""
-        args, kwargs = hold_fixed((self.args, self.kwargs), lambda tensor: id(tensor) in ids)
-        result: Tensor = function(*args, **kwargs)
+    def main(self) -> Tensor:
+        """Run the function with the tracked parameters held fixed."""
+        tracked = {id(use.tensor) for use in self.uses}
+        args, kwargs = hold_fixed((self.args, self.kwargs), lambda tensor: id(tensor) in tracked)
+        result: Tensor = self.function(*args, **kwargs)
         return result
 
-    def with_only(self, part: Site, args: tuple[Any, ...]) -> Tensor:
+    def shadow(self, part: Site, args: tuple[Any, ...]) -> Tensor:
         """Run the pull-back's function with everything but a part's parameters held fixed."""
         free = {id(use.tensor) for use in self.uses if use.parameter in part.parameters}
         args, kwargs = hold_fixed((args, self.kwargs), lambda tensor: id(tensor) not in free)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,38 +30,16 @@ from virtualgrad.sites.functions import (
 from virtualgrad.virtual.calls import Call, Use, one_forward
 from virtualgrad.virtual.composites import piecewise
 from virtualgrad.virtual.ops import Join, Transform, Transforms, tensors_in
-
-
-@dataclass
-class Pass:
-    """One forward pass: it numbers the uses of a parameter until a backward pass consumes it.
-
-    The graph holds it, so it also ends when a graph is thrown away without a backward pass.
-    """
-
-    batch_size: int | None
-    training: bool = True
-    uses: dict[str, int] = field(default_factory=dict)
-    consumed: bool = False
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor behind which a tracked parameter is still itself: a view, a copy or a cast.
-
-    ``strided`` has the same axes, with stride 0 where the parameter was expanded (a copy of an
-    expanded tensor has lost them). Both are kept alive, so that an id stays its tensor's own.
-    """
-
-    parameter: str
-    tensor: Tensor
-    strided: Tensor
-
+from virtualgrad.virtual.tracking import Pass, View
 
 PLANS_REMEMBERED = 10_000
 
 Plan = list[tuple[Site, Operator]]
 """The parts of a site, and the operator at each."""
+
+
+def _parameter(view: View | None) -> str | None:
+    return None if view is None else view.parameter
 
 
 def _another_is_on() -> bool:
@@ -96,7 +74,7 @@ class Intercept(TorchFunctionMode):
         self.batch_dim = batch_dim
         self.path: list[str] = []
         self._names: dict[int, str] = {}
-        self._parameters: dict[str, Tensor] = {}
+        self._parameters: dict[str, Tensor] = {}  # kept alive: an id stays its parameter's own
         self._views: dict[int, View] = {}
         self._chosen: dict[str, dict[str, bool]] = {}  # site -> parameter -> what where said
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -213,7 +191,7 @@ class Intercept(TorchFunctionMode):
                 allowed="backward() and torch.autograd.grad: the state of T is not in the graph",
                 todo="call optimizer.detach(), or transform a copy.deepcopy of the model",
             )
-        key = self._key(rule.op, uses)
+        key = self._key(rule, bound)
         return self._run_site(Call(func, rule, args, kwargs, bound, uses, key))
 
     def _run_site(self, call: Call) -> Tensor:
@@ -229,9 +207,9 @@ class Intercept(TorchFunctionMode):
             return self._run_once(call, fused)
         if call.rule.in_place:
             return self._run_in_place(call)
-        main = call.with_fixed(call.ids, call.function)
+        main = call.main()
         plan = self._plan(call, tuple(main.shape))
-        return self._join(call, plan, main, call.args)
+        return self._join(plan, main, [call.shadow(part, call.args) for part, _ in plan])
 
     def _run_once(self, call: Call, fused: Callable[[Transforms], Tensor]) -> Tensor:
         """An op with a Function of its own: one forward; its T is looked up in backward."""
@@ -245,20 +223,18 @@ class Intercept(TorchFunctionMode):
         return sigma
 
     def _run_in_place(self, call: Call) -> Tensor:
-        """X op= theta: the pull-back into theta needs the old x, so take it first."""
+        """Run ``x op= theta``: the pull-back into theta needs the old x, so take it first."""
         target = call.args[0]
         plan = self._plan(call, tuple(target.shape))
         old = (target.detach().clone(), *call.args[1:])
-        shadows = [call.with_only(part, old) for part, _ in plan]
-        main = call.with_fixed(call.ids, call.function)
-        transforms = [self._transform(operator, part) for part, operator in plan]
-        sigma: Tensor = Join.apply(transforms, True, main, *shadows)
-        return sigma
+        shadows = [call.shadow(part, old) for part, _ in plan]
+        return self._join(plan, call.main(), shadows, in_place=True)
 
-    def _join(self, call: Call, plan: Plan, main: Tensor, args: tuple[Any, ...]) -> Tensor:
-        shadows = [call.with_only(part, args) for part, _ in plan]
+    def _join(
+        self, plan: Plan, main: Tensor, shadows: list[Tensor], in_place: bool = False
+    ) -> Tensor:
         transforms = [self._transform(operator, part) for part, operator in plan]
-        sigma: Tensor = Join.apply(transforms, False, main, *shadows)
+        sigma: Tensor = Join.apply(transforms, in_place, main, *shadows)
         return sigma
 
     # ---------------------------------------------------------------- what a site is
@@ -267,8 +243,7 @@ class Intercept(TorchFunctionMode):
         """Name of the tracked parameter that a tensor is, or is a view of."""
         name = self._names.get(id(tensor))
         if name is None:
-            view = self._views.get(id(tensor))
-            return None if view is None else view.parameter
+            return _parameter(self._views.get(id(tensor)))
         return name if tensor.requires_grad else None
 
     def _strided(self, tensor: Tensor) -> Tensor:
@@ -288,11 +263,17 @@ class Intercept(TorchFunctionMode):
         everywhere = [self._name_of(tensor) for tensor in tensors_in(arguments)]
         return [use for use in uses if everywhere.count(use.parameter) == 1]
 
-    def _key(self, op: str, uses: list[Use]) -> str:
-        """Name of sigma: module, op, parameter, and which use of it this is in this pass."""
+    def _key(self, rule: FunctionRule, bound: dict[str, Any]) -> str:
+        """Name of sigma: module, op, first parameter, and which use of it this is in this pass.
+
+        The first parameter counts even while it is frozen, so that the name, and r with it,
+        outlasts parameters that thaw or come later.
+        """
+        operands = (id(tensor) for _, _, tensor in rule.operands(bound))
+        names = ((self._names.get(i) or _parameter(self._views.get(i))) for i in operands)
+        first = next(name for name in names if name is not None)
         path = self.path[-1] if self.path else ""
-        # By the first parameter alone: the name outlasts a bias that is thawed or comes later.
-        key = f"{path or '(model)'}:{op}({uses[0].parameter.removeprefix(f'{path}.')})"
+        key = f"{path or '(model)'}:{rule.op}({first.removeprefix(f'{path}.')})"
         number = self._current.uses.get(key, 0)
         self._current.uses[key] = number + 1
         return key if number == 0 else f"{key}#{number}"
@@ -334,9 +315,9 @@ class Intercept(TorchFunctionMode):
             if chosen[name]:
                 groups.setdefault(self.group_of(name), []).append(name)
         plan: Plan = []
-        for names in groups.values():
+        for number, names in enumerate(groups.values()):
             part = site.only(*names)
-            if names[0] != site.parameters[0]:
+            if number > 0:  # sigma's r is the first group's; another one keeps its own
                 part = replace(part, key=f"{site.key}[{names[0]}]")
             self.parameters_at[part.key] = tuple(names)
             plan.append((part, self.operator))

@@ -1,7 +1,6 @@
 """Progress on the terminal; away from a terminal nothing is drawn, and log lines remain."""
 
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -64,12 +63,7 @@ class DownloadBar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

@@ -1,0 +1,33 @@
+"""Encapsulation 1, what is remembered during a forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass
+class Pass:
+    """One forward pass: it numbers the uses of a parameter until a backward pass consumes it.
+
+    The graph holds it, so it also ends when a graph is thrown away without a backward pass.
+    """
+
+    batch_size: int | None
+    training: bool = True
+    uses: dict[str, int] = field(default_factory=dict)
+    consumed: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor behind which a tracked parameter is still itself: a view, a copy or a cast.
+
+    ``strided`` has the same axes, with stride 0 where the parameter was expanded (a copy of an
+    expanded tensor has lost them). Both are kept alive, so that an id stays its tensor's own.
+    """
+
+    parameter: str
+    tensor: Tensor
+    strided: Tensor
