@@ -4,8 +4,8 @@ model -> sites -> T -> **virtual gradient** -> update
 
 1. Extend the ops: while the model runs, an op that takes a parameter runs with another pull-back,
    and ``backward()`` leaves virtual gradients in ``.grad``. The optimizer uses this one. ``attach``
-   binds it to a model, ``intercept`` (with ``calls`` and ``tracking``) sees the ops, ``ops``, ``products``,
-   ``convolutions`` and ``composites`` run them.
+   binds it to a model, ``intercept`` (with ``calls`` and ``tracking``) sees the ops, and ``ops``,
+   ``products``, ``convolutions`` and ``composites`` run them.
 2. Modify the topology (``topology``): read the recorded graph and call its nodes with T(g). It
    needs no change to the forward, and is the reference for the first.
 """
