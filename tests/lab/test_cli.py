@@ -1,5 +1,9 @@
 """The command line as a user meets it: help, clear refusals, one whole experiment."""
 
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_lab import TINY, tiny_data
@@ -8,6 +12,7 @@ from typer.testing import CliRunner
 from virtualgrad.errors import VirtualGradError
 from virtualgrad.lab import cli
 from virtualgrad.lab.data import DataUnavailableError
+from virtualgrad.lab.readings import READINGS
 from virtualgrad.lab.record import Record, load_records
 from virtualgrad.lab.reproduce import DATA
 
@@ -50,6 +55,33 @@ def test_columns_and_fewer_steps_than_milestones(tmp_path):
     assert again.exit_code == 0 and again.output.count("finished before") == 2
 
 
+def test_readings(tmp_path):
+    result = run("reproduce", "tiny", "--readings", "--seeds", 2, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    records = load_records(tmp_path)
+    assert {record.optimizer for record in records} == set(READINGS) and len(records) == 14
+    assert "Readings of SVGD, Tiny" in result.output
+    chosen = run("reproduce", "tiny", "--readings", "--optimizers", "released,algorithm-1",
+                 "--seeds", 1, "--out", tmp_path, "--resume")  # fmt: skip
+    assert chosen.exit_code == 0 and chosen.output.count("finished before") == 2
+
+
+def test_readings_of_a_recipe_without_svgd(tmp_path, monkeypatch):
+    without = replace(TINY, optimizers={"sgd": TINY.optimizers["sgd"]})
+    monkeypatch.setitem(cli.RECIPES, "tiny", without)
+    result = run("reproduce", "tiny", "--readings", "--out", tmp_path)
+    assert result.exit_code == 1 and "without the optimizer 'svgd'" in result.stderr
+
+
+def test_training_needs_neither_pooch_nor_jinja():
+    """A machine with the data at hand may have neither."""
+    code = (
+        "import sys; sys.modules.update(pooch=None, jinja2=None, markupsafe=None);"
+        "import virtualgrad.lab.cli"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_all_recipes(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "RECIPES", {"tiny": TINY})
     result = run("reproduce", "all", "--optimizers", "sgd", "--seeds", 1, "--out", tmp_path)
@@ -61,6 +93,8 @@ def test_all_recipes(tmp_path, monkeypatch):
     [
         (["alexnet"], "'alexnet' is none of mlp, vgg, resnet20, tiny, all"),
         (["tiny", "--optimizers", "sgd,adagrad"], "'adagrad' is none of sgd, rmsprop, adam, svgd"),
+        (["tiny", "--readings", "--optimizers", "svgd"], "'svgd' is none of released, updated-fi"),
+        (["mlp", "--readings", "--optimizers", "shared-positions"], "is none of released,"),
         (["tiny", "--seeds", "0"], "should be greater than or equal to 1"),
         (["tiny", "--steps", "0"], "should be greater than or equal to 1"),
         (["tiny", "--device", "tpu"], "'tpu' is none of auto, cpu, cuda"),

@@ -129,7 +129,7 @@ class Recorder(Intercept):
         Its key ends in ``~``: the optimizer has no such site, and counts its own without it.
         """
         names = tuple(dict.fromkeys(found))
-        path = self.path[-1] if self.path else ""
+        path = self.path or ""
         short = ", ".join(name.removeprefix(f"{path}.") for name in names)
         key = f"{path or '(model)'}:{op}({short})~"
         number = self._times_run[key]

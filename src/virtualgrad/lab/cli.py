@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 
 from virtualgrad.errors import VirtualGradError
+from virtualgrad.lab.bench import bench
 from virtualgrad.lab.data.command import data
 from virtualgrad.lab.figures import lemma, paths, theorem
+from virtualgrad.lab.readings import with_readings
 from virtualgrad.lab.recipes import RECIPES, Recipe
 from virtualgrad.lab.report import print_table, report
 from virtualgrad.lab.reproduce import Job, make_runs
@@ -24,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (report, data, lemma, theorem, paths):
+for command in (report, data, lemma, theorem, paths, bench):
     app.command()(command)
 
 RUNS_AT_ONCE_ON_GPU = 5
@@ -43,6 +45,13 @@ def reproduce(
     optimizers: Annotated[
         str, typer.Option(help="Which columns: names separated by commas; all by default.")
     ] = "",
+    readings: Annotated[
+        bool,
+        typer.Option(
+            help="In place of the four optimizers, train the ways to read SVGD that the released "
+            "code leaves open, and compare each with the released one."
+        ),
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     steps: Annotated[
@@ -66,20 +75,20 @@ def reproduce(
     """
     setup = _setup(_device(device), amp)
     on_gpu = setup.device.type == "cuda"
-    jobs = [
-        Job(
-            recipe if steps is None else replace(recipe, steps=steps),
-            _columns(recipe, optimizers),
-            range(first_seed, first_seed + seeds),
-            setup,
-            out,
-            at_once=at_once or (RUNS_AT_ONCE_ON_GPU if on_gpu else 1),
-            resume=resume,
-        )
-        for recipe in _recipes(which)
-    ]
     console = Console()
     try:
+        jobs = [
+            Job(
+                recipe if steps is None else replace(recipe, steps=steps),
+                _columns(recipe, optimizers),
+                range(first_seed, first_seed + seeds),
+                setup,
+                out,
+                at_once=at_once or (RUNS_AT_ONCE_ON_GPU if on_gpu else 1),
+                resume=resume,
+            )
+            for recipe in _recipes(which, readings)
+        ]
         print_table([record for job in jobs for record in make_runs(job, console)], console)
     except (VirtualGradError, OSError) as error:
         Console(stderr=True).print(
@@ -102,13 +111,12 @@ def reproduce(
     )
 
 
-def _recipes(which: str) -> list[Recipe]:
-    if which == "all":
-        return list(RECIPES.values())
-    if which not in RECIPES:
+def _recipes(which: str, readings: bool) -> list[Recipe]:
+    if which not in {*RECIPES, "all"}:
         allowed = ", ".join([*RECIPES, "all"])
         raise typer.BadParameter(f"{which!r} is none of {allowed}", param_hint="the table")
-    return [RECIPES[which]]
+    found = list(RECIPES.values()) if which == "all" else [RECIPES[which]]
+    return [with_readings(recipe) for recipe in found] if readings else found
 
 
 def _columns(recipe: Recipe, optimizers: str) -> list[str]:

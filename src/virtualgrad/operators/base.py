@@ -42,6 +42,13 @@ class StatefulOperator(ABC):
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return T(g), and prepare the new state of the site."""
 
+    def at(self, site: Site) -> Operator:
+        """The operator with its hyperparameters at a site read now, in the forward pass.
+
+        A compiled backward pass has no host to ask for them.
+        """
+        return self
+
     @abstractmethod
     def commit(self) -> None:
         """Make the prepared state the state."""
@@ -50,9 +57,14 @@ class StatefulOperator(ABC):
     def rollback(self) -> None:
         """Forget the prepared state."""
 
+    def witnesses(self) -> list[tuple[str, Tensor]]:
+        """(site key, a tensor that is finite if every g there was), in the order of backward."""
+        return []
+
     def nonfinite_sites(self) -> list[str]:
         """Keys of the sites whose prepared state shows a NaN or infinite g, first one first."""
-        return []
+        found = self.witnesses()
+        return [found[index][0] for index in nonfinite_indices([tensor for _, tensor in found])]
 
     def has_prepared(self) -> bool:
         """Whether a backward pass has prepared a new state since the last commit."""
@@ -79,6 +91,18 @@ class _Stateless(StatefulOperator):
 def as_stateful(operator: Operator) -> StatefulOperator:
     """The operator itself if it keeps a state, or else one that adds an empty state to it."""
     return operator if isinstance(operator, StatefulOperator) else _Stateless(operator)
+
+
+class _Chain:
+    """Operators one after the other, the rightmost first."""
+
+    def __init__(self, operators: Sequence[Operator]) -> None:
+        self.operators = operators
+
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        for operator in reversed(self.operators):
+            g = apply_operator(operator, g, site)
+        return g
 
 
 class Compose(StatefulOperator):
@@ -119,9 +143,13 @@ class Compose(StatefulOperator):
 
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return the composition of the members on g."""
-        for operator in reversed(self.operators):
-            g = apply_operator(operator, g, site)
-        return g
+        return _Chain(self.operators)(g, site)
+
+    def at(self, site: Site) -> Operator:
+        """The composition of the members at a site."""
+        return _Chain(
+            [o.at(site) if isinstance(o, StatefulOperator) else o for o in self.operators]
+        )
 
     def commit(self) -> None:
         """Commit every member."""
@@ -137,9 +165,9 @@ class Compose(StatefulOperator):
         """Whether any member has."""
         return any(operator.has_prepared() for operator in self.stateful)
 
-    def nonfinite_sites(self) -> list[str]:
-        """Keys of the sites that any member found not finite."""
-        return [key for operator in self.stateful for key in operator.nonfinite_sites()]
+    def witnesses(self) -> list[tuple[str, Tensor]]:
+        """Those of all members."""
+        return [witness for operator in self.stateful for witness in operator.witnesses()]
 
 
 def compose(*operators: Operator) -> Compose:

@@ -24,69 +24,53 @@ loss already; it is added up over backward calls, and its square is the statisti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from virtualgrad.compiling import fixed
 from virtualgrad.operators.base import (
+    Operator,
+    SiteState,
     StatefulOperator,
     accumulation_dtype,
-    nonfinite_indices,
     require_shape,
 )
+from virtualgrad.operators.running import (
+    Compiled,
+    Running,
+    commit_all,
+    renew_factors,
+    rollback_all,
+)
+from virtualgrad.operators.running_sites import RunningSites
 from virtualgrad.sites import Layout, Site
 
 
 def sum_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Sum of |g|^2 over some axes, in one pass over g, in float32 at least."""
-    dtype = accumulation_dtype(g.dtype)
-    if g.is_complex():
-        return g.abs().to(dtype).square().sum(axes)
-    norm: Tensor = torch.linalg.vector_norm(g, dim=axes, dtype=dtype)
-    return norm.square()
+    """Sum of |g|^2 over some axes, in float32 at least."""
+    g = g.abs() if g.is_complex() else g
+    return g.to(accumulation_dtype(g.dtype)).square().sum(axes)
 
 
-def mean_square(total: Tensor, elements: int, unit: float) -> Tensor:
-    """(unit^2 / elements) * total, where total = sum of g^2 over ``elements`` numbers."""
-    return total * (unit * unit / elements)
-
-
-def running_mean(r: Tensor, statistic: Tensor, rho: float) -> Tensor:
-    """Return rho r + (1 - rho) * statistic."""
-    return rho * r + (1 - rho) * statistic
-
-
-def divisor(r: Tensor, eps: float) -> Tensor:
-    """sqrt(r + eps)."""
-    return torch.sqrt(r + eps)
+def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The root of the same, in one pass over g."""
+    g = g.abs() if g.is_complex() else g
+    norm: Tensor = torch.linalg.vector_norm(g, dim=axes, dtype=accumulation_dtype(g.dtype))
+    return norm
 
 
 @dataclass(frozen=True)
 class RMSSettings:
     """The numbers of Algorithm 1 at one site: s, rho and eps."""
 
-    scale: float = 1.0
-    rho: float = 0.9
-    eps: float = 1e-6
-
-
-@dataclass
-class _Prepared:
-    """What the backward calls since the last commit have brought to one site.
-
-    ``total`` is the sum of g^2 over samples (and shared positions), or the sum of g itself where
-    sigma has no sample axis; ``elements`` counts the numbers summed, ``samples`` is m.
-    """
-
-    layout: Layout
-    total: Tensor
-    elements: int
-    samples: int
-    rho: float
-    updated: Tensor | None = None  # the new r, where T needed it already
+    scale: Any = 1.0  # numbers, or tensors in a compiled pass
+    rho: Any = 0.9
+    eps: Any = 1e-6
 
 
 class RMS(StatefulOperator):
@@ -117,110 +101,183 @@ class RMS(StatefulOperator):
         loss_reduction: str = "mean",
         settings: Callable[[Site], RMSSettings] | None = None,
     ) -> None:
-        super().__init__()
+        self._sites = RunningSites()
         numbers = RMSSettings(scale, rho, eps)
         self.settings = settings or (lambda site: numbers)
         self.stale = stale
         self.share_positions = share_positions
         self.unit_is_sample = per_sample and loss_reduction == "mean"
-        self._prepared: dict[str, _Prepared] = {}
 
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return s g / sqrt(r + eps), and prepare the new r."""
+        return self.transform(g, site, self.settings(site))
+
+    def at(self, site: Site) -> Operator:
+        """As in Algorithm 1, with s, rho and eps as tensors: a change needs no compilation."""
+        numbers = self.settings(site)
+        return _AtSite(
+            self,
+            RMSSettings(
+                torch.full((), numbers.scale, dtype=torch.float64),
+                torch.full((), numbers.rho, dtype=torch.float64),
+                torch.full((), numbers.eps, dtype=torch.float64),
+            ),
+        )
+
+    def transform(self, g: Tensor, site: Site, numbers: RMSSettings) -> Tensor:
+        """Return T(g) with given numbers, and prepare the new r."""
         if g.numel() == 0:  # an expert that got no rows: nothing to learn, nothing to divide
             return g
-        numbers, layout = self.settings(site), self._layout(site)
+        layout = self._layout(site)
         viewed = g.reshape(layout.view)
-        r = self._committed(site.key, layout, g)
-        prepared = self._gather(site.key, layout, viewed, numbers.rho)
-        if not self.stale:
-            prepared.updated = running_mean(r, self._statistic(prepared), numbers.rho)
-        used = r if prepared.updated is None else prepared.updated
-        factor = numbers.scale / divisor(used, numbers.eps)
+        if torch.compiler.is_compiling():
+            factor = self._gather_compiled(site.key, layout, viewed, numbers)
+        else:
+            factor = self._gather(site.key, layout, viewed, numbers)
         factor = _with_averaged_axes(factor, layout, self.share_positions)
-        # out=: one pass, computed in the factor's precision and rounded to g's once.
-        return torch.mul(viewed, factor, out=torch.empty_like(viewed)).reshape(g.shape)
+        return _product(viewed, factor).reshape(g.shape)
 
-    def commit(self) -> None:
-        """Update r at every site that a backward pass has reached."""
-        for key, prepared in self._prepared.items():
-            kept = self.state.get(key, {}).get("r")
-            new = prepared.updated
-            if new is None:
-                statistic = self._statistic(prepared)
-                r = torch.zeros_like(statistic) if kept is None else kept.to(statistic.device)
-                new = running_mean(r, statistic, prepared.rho)
-            if kept is None or kept.device != new.device:
-                self.state[key] = {"r": new}
-            else:
-                kept.copy_(new)  # in place: a captured CUDA graph replays into the same memory
-        self.rollback()
+    def _gather(self, key: str, layout: Layout, g: Tensor, numbers: RMSSettings) -> Tensor:
+        """Add g to what the site has got since the last commit; s / sqrt(r + eps)."""
+        axes = layout.averaged_axes(self.share_positions)
+        like = g[tuple(0 if axis in axes else slice(None) for axis in range(g.dim()))]
+        running = self._sites.find_or_begin(key, like, g.dtype)
+        _require_shape(key, like.shape, running.r.shape)
+        if running.compiled is not None:  # eager and compiled passes in turn: one way of counting
+            self._add(running.compiled, layout, g, numbers.rho)
+            used = running.r if self.stale else running.compiled.candidate
+            return _factor(used, numbers)
+        running.rho, running.unit_is_sample = float(numbers.rho), self.unit_is_sample
+        if layout.sample_axis is None:
+            running.add_gradient(_accumulated(g), axes)
+        else:
+            elements = prod(layout.view[axis] for axis in axes)
+            running.add_samples(root_of_squares(g, axes), elements, layout.samples)
+        if not self.stale:
+            return running.updated().add_(numbers.eps).rsqrt_().mul_(numbers.scale)
+        wanted = (float(numbers.scale), float(numbers.eps))
+        if running.factor is None or running.factor_of != wanted:
+            running.factor = (running.r + numbers.eps).rsqrt_().mul_(numbers.scale)
+            running.factor_of = wanted
+        return running.factor
 
-    def rollback(self) -> None:
-        """Forget what the backward calls since the last commit have brought."""
-        self._prepared = {}
+    def _gather_compiled(self, key: str, layout: Layout, g: Tensor, numbers: RMSSettings) -> Tensor:
+        """The same in a compiled pass."""
+        axes = layout.averaged_axes(self.share_positions)
+        kept = [axis for axis in range(len(layout.view)) if axis not in axes]
+        shape = tuple([fixed(layout.view[axis]) for axis in kept])
+        strides = tuple([fixed(g.stride(axis)) for axis in kept])
+        gradient = tuple([fixed(n) for n in layout.view]) if layout.sample_axis is None else None
+        name = self._sites.begin_compiled(key, shape, strides, gradient, g.dtype, g.device)
+        compiled: Compiled = getattr(self._sites, name)
+        if tuple(compiled.r.shape) != shape:
+            _require_shape(key, shape, tuple([fixed(n) for n in compiled.r.shape]))
+        self._add(compiled, layout, g, numbers.rho)
+        used = compiled.r if self.stale else compiled.candidate
+        return _factor(used, numbers)
 
-    def has_prepared(self) -> bool:
-        """Whether a backward pass has reached a site since the last commit."""
-        return bool(self._prepared)
-
-    def nonfinite_sites(self) -> list[str]:
-        """Keys of the sites where g was NaN or infinite, in the order of backward."""
-        keys = list(self._prepared)
-        totals = [prepared.total for prepared in self._prepared.values()]
-        return [keys[index] for index in nonfinite_indices(totals)]
+    def _add(self, compiled: Compiled, layout: Layout, g: Tensor, rho: Any) -> None:
+        axes = layout.averaged_axes(self.share_positions)
+        if layout.sample_axis is None:
+            compiled.add_gradient(_accumulated(g), axes, rho=rho)
+        else:
+            elements = prod([layout.view[axis] for axis in axes])
+            compiled.add_samples(
+                sum_of_squares(g, axes),
+                elements,
+                layout.samples,
+                rho=rho,
+                unit_is_sample=self.unit_is_sample,
+            )
 
     def _layout(self, site: Site) -> Layout:
         """The site's layout; with all rows alike if its r was begun so (picked rows)."""
-        kept, rows = self.state.get(site.key, {}).get("r"), site.layout.rows
-        if kept is None or rows is None:
+        rows = site.layout.rows
+        if rows is None:
             return site.layout
-        begun_with_rows = kept.shape == rows.state_shape(self.share_positions)
+        begun_with_rows = self._sites.shape_of(site.key) == rows.state_shape(self.share_positions)
         return rows if begun_with_rows else site.layout
 
-    def _committed(self, key: str, layout: Layout, g: Tensor) -> Tensor:
-        """The r of the last commit; zeros for a new site."""
-        shape = layout.state_shape(self.share_positions)
-        kept = self.state.get(key, {}).get("r")
-        if kept is None:
-            return torch.zeros(shape, dtype=accumulation_dtype(g.dtype), device=g.device)
-        require_shape(
-            key,
-            shape,
-            kept.shape,
-            "pass share_positions=True, which keeps one r per output channel for inputs of any "
-            "size, or keep the size of the inputs fixed",
-        )
-        return kept.to(g.device)
+    # ---------------------------------------------------------------- the transaction
 
-    def _gather(self, key: str, layout: Layout, viewed: Tensor, rho: float) -> _Prepared:
-        """Add this g to what the site has got since the last commit."""
-        axes = layout.averaged_axes(self.share_positions)
-        elements = prod(layout.view[axis] for axis in axes)
-        if layout.sample_axis is not None:
-            total = sum_of_squares(viewed, axes)
-        else:
-            total = viewed if viewed.is_complex() else viewed.to(accumulation_dtype(viewed.dtype))
-        before = self._prepared.get(key)
-        if before is not None:
-            if layout.sample_axis is None:
-                elements = 0  # more g of the same numbers, not more numbers
-            total = before.total + total
-            elements += before.elements
-        samples = layout.samples + (0 if before is None else before.samples)
-        prepared = _Prepared(layout, total, elements, samples, rho)
-        self._prepared[key] = prepared
-        return prepared
+    @property
+    def state(self) -> dict[str, SiteState]:
+        """Site -> its r as of the last commit."""
+        return {key: {"r": site.r} for key, site in self._sites.kept.items() if site.committed}
 
-    def _statistic(self, prepared: _Prepared) -> Tensor:
-        """The mean of g^2 that r follows, in the unit chosen."""
-        layout = prepared.layout
-        if layout.sample_axis is None:
-            axes = layout.averaged_axes(self.share_positions)
-            square = prepared.total.abs().square()
-            return square.mean(axes) if axes else square
-        unit = prepared.samples if self.unit_is_sample else 1
-        return mean_square(prepared.total, prepared.elements, unit)
+    @state.setter
+    def state(self, state: dict[str, SiteState]) -> None:
+        sites = self._sites.kept
+        for key, running in sites.items():
+            if key not in state:  # as if it had never been seen
+                running.r.zero_()
+                running.committed = False
+        for key, tensors in state.items():
+            known, r = sites.get(key), tensors["r"]
+            if known is not None and known.r.shape == r.shape and known.r.device == r.device:
+                known.r.copy_(r)  # in place: compiled and captured steps refer to this memory
+                known.committed = True
+            else:
+                sites[key] = Running(r, committed=True)
+        rollback_all(list(sites.values()))
+        renew_factors(list(sites.values()))
+
+    def commit(self) -> None:
+        """Update r at every site that a backward pass has reached."""
+        sites = list(self._sites.kept.values())
+        commit_all(sites)
+        renew_factors(sites)
+
+    def rollback(self) -> None:
+        """Forget what the backward calls since the last commit have brought."""
+        rollback_all(list(self._sites.kept.values()))
+
+    def has_prepared(self) -> bool:
+        """Whether a backward pass may have reached a site since the last commit."""
+        return any(site.reached for site in self._sites.kept.values())
+
+    def witnesses(self) -> list[tuple[str, Tensor]]:
+        """Of every site that was reached, what is finite if its g was."""
+        sites = self._sites.kept.items()
+        return [(key, site.witness()) for key, site in sites if site.reached]
+
+
+def _require_shape(key: str, found: Sequence[int], kept: Sequence[int]) -> None:
+    require_shape(
+        key,
+        found,
+        kept,
+        "pass share_positions=True, which keeps one r per output channel for inputs of any size, "
+        "or keep the size of the inputs fixed",
+    )
+
+
+class _AtSite:
+    """RMS with fixed numbers."""
+
+    def __init__(self, rms: RMS, numbers: RMSSettings) -> None:
+        self.rms = rms
+        self.numbers = numbers
+
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        return self.rms.transform(g, site, self.numbers)
+
+
+def _factor(r: Tensor, numbers: RMSSettings) -> Tensor:
+    """S / sqrt(r + eps)."""
+    factor: Tensor = numbers.scale * torch.rsqrt(r + numbers.eps)
+    return factor
+
+
+def _accumulated(g: Tensor) -> Tensor:
+    return g if g.is_complex() else g.to(accumulation_dtype(g.dtype))
+
+
+def _product(g: Tensor, factor: Tensor) -> Tensor:
+    """The product of g and a factor, computed in the factor's precision and rounded to g's once."""
+    if torch.compiler.is_compiling():
+        return (g * factor).to(g.dtype)
+    return torch.mul(g, factor, out=torch.empty_like(g))  # one pass
 
 
 def _with_averaged_axes(r: Tensor, layout: Layout, share_positions: bool) -> Tensor:

@@ -75,8 +75,8 @@ class SVGD(VirtualGradientDescent):
                     allowed="an optimizer that lives until backward is done",
                     todo="keep the optimizer in a variable",
                 )
-            group = optimizer.param_groups[optimizer._group_index[site.parameters[0]]]
-            return RMSSettings(group["scale"], group["rho"], group["eps"])
+            numbers = optimizer._mirrors[optimizer._group_index[site.parameters[0]]]
+            return RMSSettings(numbers.scale, numbers.rho, numbers.eps)
 
         operator = RMS(
             per_sample=per_sample,

@@ -243,7 +243,13 @@ _add("tensordot", "a:weight b:weight dims", tensordot, torch.tensordot)
 
 _add("embedding", "input weight:weight", last, F.embedding, foldable=False)
 _add("embedding", "weight:weight indices", last, torch.embedding, foldable=False)
-_add("embedding_bag", "input weight:weight", last, F.embedding_bag, foldable=False)
+_add(
+    "embedding_bag",
+    "input weight:weight offsets max_norm norm_type scale_grad_by_freq mode",
+    last,
+    F.embedding_bag,
+    foldable=False,
+)
 _add("index", "input:weight index", indexed, T.__getitem__, foldable=False)
 _add(
     "index_select",

@@ -76,7 +76,7 @@ def read_layout(
     """
     unsampled = Layout(shape, parameter_axes, None, 1)
     data_axes = [axis for axis in range(len(shape)) if axis not in parameter_axes]
-    if batch_dim in data_axes and batch_size in (None, shape[batch_dim]):
+    if batch_dim in data_axes and (batch_size is None or batch_size == shape[batch_dim]):
         return Layout(shape, parameter_axes, batch_dim, shape[batch_dim])
     # Rows lead, except in a batch of products with one weight each: (weights, rows, features).
     axis = 1 if parameter_axes == {0, 2} and len(shape) == 3 else 0

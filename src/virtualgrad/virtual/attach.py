@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from virtualgrad.compiling import fixed
 from virtualgrad.errors import ModelError
 from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.ops import tensors_in
@@ -29,7 +30,6 @@ class Attachment:
         self.model = unwrap(model)
         self.intercept = intercept
         self.active = True
-        self.depth = 0
         self._modules: list[nn.Module] = []
         self.refresh()
 
@@ -59,17 +59,14 @@ class Attachment:
     def __exit__(self, *exception: object) -> None:
         self.detach()
 
-    # Not yet traceable: under torch.compile an attached model runs eagerly.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def call(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run a module's forward under the interception."""
         intercept = self.intercept
-        intercept.path.append(path)
-        self.depth += 1
+        outer, intercept.path = intercept.path, path
         try:
-            if self.depth > 1:
+            if outer is not None:
                 return forward(module, *args, **kwargs)
-            intercept.begin(batch_size((args, kwargs), intercept.batch_dim), module.training)
+            intercept.begin(batch_size((args, kwargs), fixed(intercept.batch_dim)), module.training)
             try:
                 with intercept:
                     return forward(module, *args, **kwargs)
@@ -79,8 +76,7 @@ class Attachment:
             finally:
                 intercept.leave()
         finally:
-            self.depth -= 1
-            intercept.path.pop()
+            intercept.path = outer
 
 
 def attachments_of(model: nn.Module) -> list[Attachment]:

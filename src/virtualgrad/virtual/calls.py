@@ -50,17 +50,21 @@ class Call:
 
     def main(self) -> Tensor:
         """Run the function with the tracked parameters held fixed."""
-        tracked = {id(use.tensor) for use in self.uses}
-        args, kwargs = hold_fixed((self.args, self.kwargs), lambda tensor: id(tensor) in tracked)
+        tracked = [use.tensor for use in self.uses]
+        args, kwargs = hold_fixed((self.args, self.kwargs), lambda tensor: _is_in(tensor, tracked))
         result: Tensor = self.function(*args, **kwargs)
         return result
 
     def shadow(self, part: Site, args: tuple[Any, ...]) -> Tensor:
         """Run the pull-back's function with everything but a part's parameters held fixed."""
-        free = {id(use.tensor) for use in self.uses if use.parameter in part.parameters}
-        args, kwargs = hold_fixed((args, self.kwargs), lambda tensor: id(tensor) not in free)
+        free = [use.tensor for use in self.uses if use.parameter in part.parameters]
+        args, kwargs = hold_fixed((args, self.kwargs), lambda tensor: not _is_in(tensor, free))
         result: Tensor = (self.rule.pull_back or self.function)(*args, **kwargs)
         return result
+
+
+def _is_in(tensor: Tensor, tensors: list[Tensor]) -> bool:
+    return any([tensor is other for other in tensors])
 
 
 def one_forward(op: str, bound: dict[str, Any]) -> Callable[[Transforms], Tensor] | None:

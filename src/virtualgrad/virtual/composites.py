@@ -9,7 +9,6 @@ rule.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from virtualgrad.compiling import settled_while_tracing
+
 _COMPOSED_IN = (vars(F), vars(torch.functional))
 _NO_OVERRIDES = dict.fromkeys(
     ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
@@ -25,9 +26,16 @@ _NO_OVERRIDES = dict.fromkeys(
 )
 
 
-@functools.cache
-def python_function(function: Any) -> Callable[..., Any] | None:
-    """Torch's own Python function without its check for overrides; None for any other function.
+class _Inside:
+    """Torch's own Python functions without their check for overrides, an attribute each."""
+
+
+_inside = _Inside()
+
+
+@settled_while_tracing
+def _prepare_python_function(function: Any) -> str | None:
+    """Put torch's own Python function, without its check, into an attribute; None for any other.
 
     The check would hand the call back to the interceptor that makes it, for ever. The result has
     the same code, with another view of the globals that hold the check.
@@ -36,15 +44,18 @@ def python_function(function: Any) -> Callable[..., Any] | None:
         return None
     if not any(function.__globals__ is composed for composed in _COMPOSED_IN):
         return None
-    inside = types.FunctionType(
-        function.__code__,
-        {**function.__globals__, **_NO_OVERRIDES},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    inside.__kwdefaults__ = function.__kwdefaults__
-    return inside
+    name = f"{function.__module__}.{function.__qualname__}".replace(".", "_")
+    if not hasattr(_inside, name):
+        inside = types.FunctionType(
+            function.__code__,
+            {**function.__globals__, **_NO_OVERRIDES},
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        inside.__kwdefaults__ = function.__kwdefaults__
+        setattr(_inside, name, inside)
+    return name
 
 
 def _gates(x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, *b: Tensor | None) -> list[Tensor]:
@@ -102,6 +113,10 @@ _CELLS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def piecewise(function: Any) -> Callable[..., Any] | None:
+def pieces_of(function: Any) -> Callable[..., Any] | None:
     """The same computation as an opaque torch function, piece by piece; None without pieces."""
-    return _CELLS.get(function) or python_function(function)
+    cell = _CELLS.get(function)
+    if cell is not None:
+        return cell
+    name = _prepare_python_function(function)
+    return None if name is None else getattr(_inside, name)

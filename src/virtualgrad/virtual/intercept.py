@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from virtualgrad.compiling import fixed, settled_while_tracing
 from virtualgrad.errors import TransformError
-from virtualgrad.operators import Operator, apply_operator, identity
+from virtualgrad.operators import Operator, identity
 from virtualgrad.sites import Site, Where, every_linear_site, read_layout
 from virtualgrad.sites.functions import (
     COPIES,
@@ -28,14 +29,35 @@ from virtualgrad.sites.functions import (
     is_basic_index,
 )
 from virtualgrad.virtual.calls import Call, Use, one_forward
-from virtualgrad.virtual.composites import piecewise
-from virtualgrad.virtual.ops import Join, Transform, Transforms, tensors_in
-from virtualgrad.virtual.tracking import Pass, View
+from virtualgrad.virtual.composites import pieces_of
+from virtualgrad.virtual.ops import Join, Transforms, tensors_in
+from virtualgrad.virtual.tracking import Pass, Transform, View
 
 PLANS_REMEMBERED = 10_000
 
 Plan = list[tuple[Site, Operator]]
 """The parts of a site, and the operator at each."""
+
+
+_kinds: dict[Any, str] = {}
+
+
+@settled_while_tracing
+def kind_of(func: Any) -> str:
+    """Whether a torch function is linear, transparent, a copy, made of pieces, or none of these.
+
+    A compiler asks once, and installs no guards for it.
+    """
+    kind = _kinds.get(func)
+    if kind is None:
+        if func in LINEAR:
+            kind = "linear"
+        elif func in TRANSPARENT:
+            kind = "copy" if func in COPIES else "view"
+        else:
+            kind = "other" if pieces_of(func) is None else "pieces"
+        _kinds[func] = kind
+    return kind
 
 
 def _parameter(view: View | None) -> str | None:
@@ -72,7 +94,7 @@ class Intercept(TorchFunctionMode):
         self.where = where
         self.group_of = group_of
         self.batch_dim = batch_dim
-        self.path: list[str] = []
+        self.path: str | None = None  # of the module that runs; None outside of the model
         self._names: dict[int, str] = {}
         self._parameters: dict[str, Tensor] = {}  # kept alive: an id stays its parameter's own
         self._views: dict[int, View] = {}
@@ -99,6 +121,9 @@ class Intercept(TorchFunctionMode):
         twice, and each use is a site of its own. A call in eval mode does not go on with one in
         training mode, or the other way round.
         """
+        if torch.compiler.is_compiling():
+            self._current = Pass(batch_size, training)
+            return
         in_backward = torch._C._current_graph_task_id() != -1  # recomputation of a checkpoint
         if not in_backward:
             self.before_pass()
@@ -129,19 +154,25 @@ class Intercept(TorchFunctionMode):
     ) -> Any:
         """Run one torch function: extended if it takes a tracked parameter, as it is otherwise."""
         kwargs = kwargs or {}
-        rule = LINEAR.get(func)
-        if rule is not None:
+        kind = kind_of(func)
+        if kind == "linear":
+            rule = LINEAR[func]
             if rule.op == "index" and is_basic_index(args[1]):
-                return self._transparent(func, args, kwargs)
+                return self._transparent(func, args, kwargs, "view")
             return self._linear(func, rule, args, kwargs)
-        if func in TRANSPARENT:
-            return self._transparent(func, args, kwargs)
-        pieces = piecewise(func)
-        if pieces is not None and any(self._name_of(t) for t in tensors_in((args, kwargs))):
-            return self._piecewise(func, pieces, args, kwargs)
+        if kind in ("view", "copy"):
+            return self._transparent(func, args, kwargs, kind)
+        if kind == "pieces" and self._meets_parameter(args, kwargs):
+            return self._piecewise(func, args, kwargs)
         return self._other(func, args, kwargs)
 
-    def _transparent(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _meets_parameter(self, args: tuple[Any, ...], kwargs: Any) -> bool:
+        names = [self._name_of(tensor) for tensor in tensors_in((args, kwargs))]
+        return any([name is not None for name in names])
+
+    def _transparent(self, func: Any, args: Any, kwargs: Any, kind: str) -> Any:
+        if torch.compiler.is_compiling() and func is Tensor.unflatten:
+            func = torch.unflatten  # the method is written with super(), which is not traced
         result = func(*args, **kwargs)
         source = args[0] if args and isinstance(args[0], Tensor) else None
         name = None if source is None else self._name_of(source)
@@ -151,16 +182,19 @@ class Intercept(TorchFunctionMode):
             result = list(result)
             self._remember(name, result, None)
             return iter(result)
-        self._remember(name, result, self._strided(source) if func in COPIES else None)
+        self._remember(name, result, self._strided(source) if kind == "copy" else None)
         return result
 
     def _remember(self, name: str, result: Any, strided: Tensor | None) -> None:
         for tensor in tensors_in(result):
             if tensor.requires_grad:
                 like = tensor if strided is None else strided
-                self._views[id(tensor)] = View(name, tensor, like)
+                # A compiler has no id for what it has not made yet.
+                compiling = torch.compiler.is_compiling()
+                key = len(self._views) if compiling else id(tensor)
+                self._views[key] = View(name, tensor, like)
 
-    def _piecewise(self, func: Any, pieces: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _piecewise(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         batch_dim, batch_size = self.batch_dim, self._current.batch_size
         if func is F.multi_head_attention_forward:  # computes on (length, batch, features)
             query = args[0] if args else kwargs["query"]
@@ -168,14 +202,15 @@ class Intercept(TorchFunctionMode):
             self._current.batch_size = query.shape[1] if query.dim() == 3 else 1
         try:
             with self:
-                return pieces(*args, **kwargs)
+                return pieces_of(func)(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.batch_dim, self._current.batch_size = batch_dim, batch_size
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and args and result is args[0]:
-            self._views.pop(id(result), None)  # a copy that was overwritten: no parameter any more
+        if self._views and isinstance(result, Tensor) and args and result is args[0]:
+            # A copy that was overwritten: no parameter any more.
+            self._views = {k: v for k, v in self._views.items() if v.tensor is not result}
         return result
 
     def _linear(self, func: Any, rule: FunctionRule, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -196,13 +231,15 @@ class Intercept(TorchFunctionMode):
 
     def _run_site(self, call: Call) -> Tensor:
         """Run an op at a site, with T where it is chosen."""
-        chosen = self._chosen.get(call.key, {})
+        chosen = {} if torch.compiler.is_compiling() else self._chosen.get(call.key, {})
         uses = [use for use in call.uses if chosen.get(use.parameter, True)]
         if not uses:  # left out by where: the plain gradient, at no cost
             return call.plain()
         if len(uses) < len(call.uses):
             call = replace(call, uses=uses)
-        fused = None if _another_is_on() else one_forward(call.rule.op, call.bound)
+        # Compiled, the second forward of the general way is dead code, and costs nothing.
+        general = torch.compiler.is_compiling() or _another_is_on()
+        fused = None if general else one_forward(call.rule.op, call.bound)
         if fused is not None:
             return self._run_once(call, fused)
         if call.rule.in_place:
@@ -216,7 +253,7 @@ class Intercept(TorchFunctionMode):
         transforms: Transforms = {}
         sigma = fused(transforms)
         for part, operator in self._plan(call, tuple(sigma.shape)):
-            transform = self._transform(operator, part)
+            transform = Transform(operator, part, self._current)
             for use in call.uses:
                 if use.parameter in part.parameters:
                     transforms[use.argument] = transform
@@ -233,7 +270,7 @@ class Intercept(TorchFunctionMode):
     def _join(
         self, plan: Plan, main: Tensor, shadows: list[Tensor], in_place: bool = False
     ) -> Tensor:
-        transforms = [self._transform(operator, part) for part, operator in plan]
+        transforms = [Transform(operator, part, self._current) for part, operator in plan]
         sigma: Tensor = Join.apply(transforms, in_place, main, *shadows)
         return sigma
 
@@ -241,23 +278,35 @@ class Intercept(TorchFunctionMode):
 
     def _name_of(self, tensor: Tensor) -> str | None:
         """Name of the tracked parameter that a tensor is, or is a view of."""
-        name = self._names.get(id(tensor))
-        if name is None:
-            return _parameter(self._views.get(id(tensor)))
-        return name if tensor.requires_grad else None
+        if isinstance(tensor, nn.Parameter):
+            name = self._names.get(id(tensor))
+            if name is not None:
+                return name if tensor.requires_grad else None
+        return _parameter(self._view_of(tensor))
+
+    def _view_of(self, tensor: Tensor) -> View | None:
+        """What a tensor is a view of, if it is one of a tracked parameter."""
+        if not self._views:
+            return None
+        if not torch.compiler.is_compiling():
+            return self._views.get(id(tensor))
+        for view in self._views.values():  # a compiler would guard the id of an input
+            if view.tensor is tensor:
+                return view
+        return None
 
     def _strided(self, tensor: Tensor) -> Tensor:
         """A tensor with the same axes whose strides tell where the parameter was expanded."""
-        view = self._views.get(id(tensor))
+        view = self._view_of(tensor)
         return tensor if view is None else view.strided
 
     def _uses(self, rule: FunctionRule, bound: dict[str, Any], arguments: Any) -> list[Use]:
         """Tracked parameters in which this call is linear: each stands in it once."""
-        uses = [
-            Use(argument, role, tensor, name, self._strided(tensor))
-            for argument, role, tensor in rule.operands(bound)
-            if (name := self._name_of(tensor)) is not None
-        ]
+        uses = []
+        for argument, role, tensor in rule.operands(bound):
+            name = self._name_of(tensor)
+            if name is not None:
+                uses.append(Use(argument, role, tensor, name, self._strided(tensor)))
         if not uses or not rule.is_linear(bound):
             return []
         everywhere = [self._name_of(tensor) for tensor in tensors_in(arguments)]
@@ -269,10 +318,15 @@ class Intercept(TorchFunctionMode):
         The first parameter counts even while it is frozen, so that the name, and r with it,
         outlasts parameters that thaw or come later.
         """
-        operands = (id(tensor) for _, _, tensor in rule.operands(bound))
-        names = ((self._names.get(i) or _parameter(self._views.get(i))) for i in operands)
-        first = next(name for name in names if name is not None)
-        path = self.path[-1] if self.path else ""
+        first = ""
+        for _, _, tensor in rule.operands(bound):
+            if isinstance(tensor, nn.Parameter) and id(tensor) in self._names:
+                first = self._names[id(tensor)]
+            else:
+                first = _parameter(self._view_of(tensor)) or ""
+            if first:
+                break
+        path = self.path or ""
         key = f"{path or '(model)'}:{rule.op}({first.removeprefix(f'{path}.')})"
         number = self._current.uses.get(key, 0)
         self._current.uses[key] = number + 1
@@ -286,7 +340,7 @@ class Intercept(TorchFunctionMode):
             shape,
             frozenset(axes),
             batch_size=self._current.batch_size,
-            batch_dim=self.batch_dim,
+            batch_dim=fixed(self.batch_dim),
             foldable=call.rule.foldable,
         )
         parameters = tuple(use.parameter for use in call.uses)
@@ -295,6 +349,8 @@ class Intercept(TorchFunctionMode):
 
     def _plan(self, call: Call, shape: tuple[int, ...]) -> Plan:
         """The parts of a site, remembered as long as nothing that they depend on changes."""
+        if torch.compiler.is_compiling():
+            return self._split(self._site(call, shape))
         operands = tuple((u.argument, u.strided.shape, u.strided.stride()) for u in call.uses)
         situation = (call.key, shape, operands, self._current.batch_size, self.batch_dim)
         plan = self._plans.get(situation)
@@ -306,29 +362,31 @@ class Intercept(TorchFunctionMode):
 
     def _split(self, site: Site) -> Plan:
         """Split a site into parts with one operator each: by choice, then by parameter group."""
-        chosen = self._chosen.setdefault(site.key, {})
-        for name in site.parameters:
-            if name not in chosen:
-                chosen[name] = bool(self.where(site.only(name)))
         groups: dict[Hashable, list[str]] = {}
+        left: list[str] = []
         for name in site.parameters:
-            if chosen[name]:
+            if self._is_chosen(site, name):
                 groups.setdefault(self.group_of(name), []).append(name)
+            else:
+                left.append(name)
         plan: Plan = []
         for number, names in enumerate(groups.values()):
             part = site.only(*names)
             if number > 0:  # sigma's r is the first group's; another one keeps its own
                 part = replace(part, key=f"{site.key}[{names[0]}]")
-            self.parameters_at[part.key] = tuple(names)
+            self._note_parameters(part.key, tuple(names))
             plan.append((part, self.operator))
-        left = [name for name in site.parameters if not chosen[name]]
         return [*plan, (site.only(*left), identity)] if left else plan
 
-    def _transform(self, operator: Operator, site: Site) -> Transform:
-        current = self._current
+    def _is_chosen(self, site: Site, name: str) -> bool:
+        """What ``where`` says; asked once, or once per compilation."""
+        if torch.compiler.is_compiling():
+            return bool(self.where(site.only(name)))
+        chosen = self._chosen.setdefault(site.key, {})
+        if name not in chosen:
+            chosen[name] = bool(self.where(site.only(name)))
+        return chosen[name]
 
-        def transform(g: Tensor) -> Tensor:
-            current.consumed = True
-            return apply_operator(operator, g, site)
-
-        return transform
+    @settled_while_tracing
+    def _note_parameters(self, key: str, names: tuple[str, ...]) -> None:
+        self.parameters_at[key] = names

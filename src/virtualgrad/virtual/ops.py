@@ -64,8 +64,11 @@ class Join(torch.autograd.Function):
 
 
 def refuse_create_graph() -> None:
-    """Raise inside a backward pass that records itself: T has no derivative."""
-    if torch.is_grad_enabled():
+    """Raise inside a backward pass that records itself: T has no derivative.
+
+    (Compiled ones are refused by torch.)
+    """
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise DoubleBackwardError.of(
             given="backward with create_graph=True through an op with a virtual gradient",
             allowed="create_graph=False: T has a state and no derivative",
@@ -77,8 +80,11 @@ def is_wanted(ctx: Any, operand: int) -> bool:
     """Whether this backward pass goes on to a tensor operand of a Function.
 
     ``torch.autograd.grad(loss, x)`` passes through the ops but asks for no parameter: T must not
-    run then, nor learn from it. (``needs_input_grad`` only says what could be asked for.)
+    run then, nor learn from it. (``needs_input_grad`` only says what could be asked for.) A
+    compiled backward pass computes everything that could be asked for.
     """
+    if torch.compiler.is_compiling():
+        return bool(ctx.needs_input_grad[operand + 2])
     node = ctx.next_functions[operand][0]
     if node is None:
         return False

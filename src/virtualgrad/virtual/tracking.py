@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+
+from virtualgrad.operators import Operator, StatefulOperator, apply_operator
+from virtualgrad.sites import Site
 
 
 @dataclass
@@ -31,3 +35,20 @@ class View:
     parameter: str
     tensor: Tensor
     strided: Tensor
+
+
+class Transform:
+    """g -> T(g) at one site of one pass."""
+
+    def __init__(self, operator: Operator, site: Site, current: Pass) -> None:
+        if torch.compiler.is_compiling() and isinstance(operator, StatefulOperator):
+            operator = operator.at(site)
+        self.operator = operator
+        self.site = site
+        self.current = current
+
+    def __call__(self, g: Tensor) -> Tensor:
+        """Return T(g); the pass is consumed by it."""
+        if not torch.compiler.is_compiling():
+            self.current.consumed = True
+        return apply_operator(self.operator, g, self.site)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from virtualgrad.lab.readings import with_readings
 from virtualgrad.lab.recipes import RECIPES
 from virtualgrad.lab.record import Curve, Record
 
@@ -30,7 +31,8 @@ def make_record(
 ) -> Record:
     """A finished run whose error falls in ten evaluations to `lowest`, and ends at `last`."""
     plan = RECIPES[recipe]
-    tuned = plan.optimizers[optimizer]
+    tuned = {**plan.optimizers, **with_readings(plan).optimizers}[optimizer]
+    options = {key: getattr(value, "__name__", value) for key, value in tuned.options.items()}
     steps = [plan.steps * (part + 1) // 10 for part in range(10)]
     errors = [lowest + 0.5 * (9 - part) for part in range(10)]
     errors[-2:] = [lowest, lowest if last is None else last]
@@ -44,7 +46,7 @@ def make_record(
             "steps": plan.steps,
             "milestones": list(plan.milestones),
             "lr": list(tuned.lr),
-            **tuned.options,
+            **options,
             "amp": False,
         },
         environment={"torch": "2.13.0", "device": "NVIDIA H200", "date": f"2026-01-0{seed + 1}"},

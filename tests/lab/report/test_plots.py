@@ -133,7 +133,7 @@ def test_bytes_with_units(size, text):
 
 
 def test_every_optimizer_has_a_colour_that_the_page_knows():
-    names = ("rmsprop", "adam", "sgd", "svgd", *"abcde")
+    names = ("rmsprop", "adam", "sgd", "svgd", *"abcdefg")
     colors = [color_of(name, names) for name in names]
     assert len(set(colors)) == 4 + len(OTHERS)
     assert set(colors) <= VARIABLES.keys()

@@ -7,18 +7,40 @@ from typer.testing import CliRunner
 
 from virtualgrad.lab.cli import app
 from virtualgrad.lab.record import RecordError, load_records
-from virtualgrad.lab.report.markdown import markdown
-from virtualgrad.lab.report.readme import BEGIN, END, update_readme
+from virtualgrad.lab.report.markdown import readme_blocks, written
+from virtualgrad.lab.report.precision import precision_contents
+from virtualgrad.lab.report.readme import marks, update_readme
 from virtualgrad.lab.report.sections import gather
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results" / "paper"
+READINGS, PRECISION = ROOT / "results" / "readings", ROOT / "results" / "precision"
 
 
-def test_readme_shows_what_the_records_say() -> None:
+def shown(name: str) -> str:
+    begin, end = marks(name)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = text.partition(BEGIN)[2].partition(END)[0].strip()
-    assert shown == markdown(gather(load_records(RESULTS))).strip()
+    return text.partition(begin)[2].partition(end)[0].strip()
+
+
+def measured(folder: Path) -> pytest.MarkDecorator:
+    found = any(folder.glob("*-seed*.json"))
+    return pytest.mark.skipif(not found, reason=f"nothing was measured in {folder.name} yet")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [(RESULTS, "tables"), pytest.param(READINGS, "readings", marks=measured(READINGS))],
+)
+def test_readme_shows_what_the_records_say(folder: Path, name: str) -> None:
+    blocks = readme_blocks(gather(load_records(folder)))
+    assert {name: shown(name)} == {name: text.strip() for name, text in blocks.items()}
+
+
+@measured(PRECISION)
+def test_readme_shows_what_bfloat16_costs() -> None:
+    contents = precision_contents(load_records(PRECISION), load_records(RESULTS))
+    assert shown("precision") == written(contents).strip()
 
 
 def test_all_sixty_runs_are_finished_and_on_real_data() -> None:
@@ -31,7 +53,8 @@ def test_all_sixty_runs_are_finished_and_on_real_data() -> None:
 
 def test_the_command_updates_a_readme_in_its_place(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(f"above\n{BEGIN}\nold\n{END}\nbelow\n", encoding="utf-8")
+    begin, end = marks("tables")
+    readme.write_text(f"above\n{begin}\nold\n{end}\nbelow\n", encoding="utf-8")
     arguments = ["report", str(RESULTS), "--out", str(tmp_path / "out"), "--readme", str(readme)]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     text = readme.read_text(encoding="utf-8")
@@ -39,10 +62,11 @@ def test_the_command_updates_a_readme_in_its_place(tmp_path: Path) -> None:
     assert "old" not in text and "ResNet-20 on CIFAR-10" in text
 
 
-def test_a_readme_without_a_place_is_named(tmp_path: Path) -> None:
-    readme, tables = tmp_path / "README.md", tmp_path / "tables.md"
-    readme.write_text("nothing", encoding="utf-8")
-    tables.write_text("tables", encoding="utf-8")
-    with pytest.raises(RecordError, match=r"README\.md without a place"):
-        update_readme(readme, tables)
-    assert readme.read_text(encoding="utf-8") == "nothing"
+def test_a_readme_without_a_place_is_named_and_kept(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    begin, end = marks("tables")
+    text = f"{begin}\n{end}\n"
+    readme.write_text(text, encoding="utf-8")
+    with pytest.raises(RecordError, match=r"README\.md without a place for the readings"):
+        update_readme(readme, {"tables": "new", "readings": "new"})
+    assert readme.read_text(encoding="utf-8") == text

@@ -14,17 +14,17 @@ ROOM = 1.95  # the axis reaches this much beyond the longest bar, for the labels
 
 
 def step_times(section: Section, axes: Axes) -> None:
-    """Draw the mean time of a training step, and its ratio to SGD's."""
+    """Draw the mean time of a training step, and its ratio to that of the section's reference."""
     axes.set_title("Time per training step")
     axes.set_xlabel("ms")
     spreads = [cell.ms_per_step for cell in section.cells]
-    sgd = section.cell("sgd")
-    unit = sgd.ms_per_step if sgd else None
+    reference = section.reference
+    unit = reference.ms_per_step if reference else None
     labels = []
     for cell, spread in zip(section.cells, spreads, strict=True):
         label = "not measured" if spread is None else f"{spread.mean:#.3g} ms"
-        if spread and unit and cell.optimizer != "sgd":
-            label += f"  ({spread.mean / unit.mean:.2f} × SGD)"
+        if spread and unit and reference and cell is not reference:
+            label += f"  ({spread.mean / unit.mean:.2f} × {reference.title})"
         labels.append(label)
     means = [0.0 if spread is None else spread.mean for spread in spreads]
     deviations = [0.0 if spread is None else spread.sd or 0.0 for spread in spreads]

@@ -88,6 +88,7 @@ def _conditions(record: Record) -> dict[str, Any]:
     """What must be the same for all optimizers of one table."""
     return {
         "data": record.data.get("name"),
+        "amp": record.settings.get("amp"),
         "milestones": record.settings.get("milestones"),
         "last step": record.curve.step[-1],
         "evaluations": len(record.curve.step),

@@ -7,9 +7,9 @@ from virtualgrad.lab.figures.style import BLUE, GREEN, GREY, ORANGE, PINK
 INK = "#1B1F24"
 GRID = "#DFE2E6"
 
-OPTIMIZERS = {"rmsprop": PINK, "adam": GREEN, "sgd": BLUE, "svgd": ORANGE}
-OTHERS = ("#8A6D1F", "#5B4FA2", "#2B8C9E", "#8C564B")
-"""For optimizers of one's own, in the order in which they appear."""
+OPTIMIZERS = {"rmsprop": PINK, "adam": GREEN, "sgd": BLUE, "svgd": ORANGE, "released": ORANGE}
+OTHERS = ("#8A6D1F", "#5B4FA2", "#2B8C9E", "#8C564B", "#B0305C", "#4C7A34")
+"""For other readings and for optimizers of one's own, in the order in which they appear."""
 
 DASHES: dict[str, str | tuple[int, tuple[float, ...]]] = {
     "rmsprop": (0, (1.2, 1.2)),
@@ -30,6 +30,8 @@ VARIABLES = {
     OTHERS[1]: ("--other-1", "#A79BF0"),
     OTHERS[2]: ("--other-2", "#5FC6DA"),
     OTHERS[3]: ("--other-3", "#D09A8E"),
+    OTHERS[4]: ("--other-4", "#F08CAE"),
+    OTHERS[5]: ("--other-5", "#9CCB7F"),
 }
 """Colour by daylight -> name of its CSS variable, colour in the dark."""
 

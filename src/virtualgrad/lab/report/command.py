@@ -6,9 +6,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from virtualgrad.lab.record import RecordError, load_records
+from virtualgrad.lab.record import RecordError, load_records, write_safely
+from virtualgrad.lab.report.markdown import readme_blocks, written
+from virtualgrad.lab.report.precision import precision_contents
 from virtualgrad.lab.report.readme import update_readme
-from virtualgrad.lab.report.terminal import print_table
+from virtualgrad.lab.report.sections import gather
+from virtualgrad.lab.report.terminal import print_contents, print_table
 from virtualgrad.lab.report.write import write_report
 
 __all__ = ["report"]
@@ -39,6 +42,15 @@ def report(
             exists=True,
         ),
     ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A folder with the same runs in another number format (--amp): only compare the "
+            "two, in precision.md.",
+            file_okay=False,
+        ),
+    ] = None,
 ) -> None:
     """Make tables, plots and one page from the records of runs, beside the paper's numbers.
 
@@ -50,13 +62,34 @@ def report(
     Example: virtualgrad reproduce mlp --seeds 5 --out runs, then virtualgrad report runs
     """
     try:
-        page = write_report(folder, out)
-        if readme is not None:
-            update_readme(readme, page.with_name("tables.md"))
-        print_table(load_records(folder))
+        if beside is None:
+            made = _report(folder, out, readme)
+        else:
+            made = _compare(folder, beside, out, readme)
     except RecordError as error:
         Console(stderr=True).print(
             str(error), style="red", markup=False, highlight=False, soft_wrap=True
         )
         raise typer.Exit(1) from error
-    Console().print(f"\nThe page: {page}", markup=False, highlight=False, soft_wrap=True)
+    Console().print(f"\nWritten: {made}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _report(folder: Path, out: Path | None, readme: Path | None) -> Path:
+    """Tables, plots and the page."""
+    page = write_report(folder, out)
+    records = load_records(folder)
+    if readme is not None:
+        update_readme(readme, readme_blocks(gather(records)))
+    print_table(records)
+    return page
+
+
+def _compare(folder: Path, beside: Path, out: Path | None, readme: Path | None) -> Path:
+    """One table: the number formats of two folders."""
+    contents = precision_contents(load_records(folder), load_records(beside))
+    path, text = (out or folder) / "precision.md", written(contents)
+    write_safely(path, text)
+    if readme is not None:
+        update_readme(readme, {"precision": text})
+    print_contents(contents, Console())
+    return path

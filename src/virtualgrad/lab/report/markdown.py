@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from virtualgrad.lab.report.content import Content, content_of
 from virtualgrad.lab.report.sections import Section
-from virtualgrad.lab.report.tables import Entry, Table, table_of
-from virtualgrad.lab.report.verdict import verdict
+from virtualgrad.lab.report.tables import Entry, Table
 
 DIGITS_WARNING = (
     "These results are on the small embedded digits set, because the paper's data was not "
@@ -14,16 +14,33 @@ DIGITS_WARNING = (
 )
 
 
-def markdown(sections: list[Section]) -> str:
+def markdown(sections: Sequence[Section]) -> str:
     """All tables with their verdicts; a blank line between blocks."""
-    blocks = [f"> **Warning:** {DIGITS_WARNING}"] if any(s.on_digits for s in sections) else []
-    for section in sections:
-        blocks += [f"### {_plain(section.title)}", _table(table_of(section))]
-        blocks.append("\n".join(f"- {_plain(finding.text)}" for finding in verdict(section)))
-        if section.open_runs:
-            blocks.append(f"Not finished: {_plain('; '.join(section.open_runs))}.")
-    blocks.append("Errors are mean ± sample standard deviation over seeds.")
-    return "\n\n".join(blocks) + "\n"
+    text = written([content_of(section) for section in sections])
+    warned = any(section.on_digits for section in sections)
+    return f"> **Warning:** {DIGITS_WARNING}\n\n{text}" if warned else text
+
+
+def written(contents: Iterable[Content]) -> str:
+    """Tables with what they show, and at the end, once, how to read them."""
+    blocks: list[str] = []
+    notes: dict[str, None] = {}
+    for content in contents:
+        blocks += [f"### {_plain(content.table.title)}", _table(content.table)]
+        blocks.append("\n".join(f"- {_plain(finding.text)}" for finding in content.findings))
+        if content.open_runs:
+            blocks.append(f"Not finished: {_plain('; '.join(content.open_runs))}.")
+        notes[content.note] = None
+    return "\n\n".join([*blocks, *notes]) + "\n"
+
+
+def readme_blocks(sections: Sequence[Section]) -> dict[str, str]:
+    """Name of a place in a README -> what belongs there: the paper's tables, the readings."""
+    kinds = {
+        "tables": [section for section in sections if not section.of_readings],
+        "readings": [section for section in sections if section.of_readings],
+    }
+    return {name: markdown(found) for name, found in kinds.items() if found}
 
 
 def _table(table: Table) -> str:

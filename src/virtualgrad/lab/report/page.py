@@ -14,12 +14,12 @@ from virtualgrad.lab.recipes import RECIPES
 from virtualgrad.lab.record import Record
 from virtualgrad.lab.report.bars import byte_count
 from virtualgrad.lab.report.colors import css_variables
+from virtualgrad.lab.report.content import Content, content_of
 from virtualgrad.lab.report.drawing import for_page
 from virtualgrad.lab.report.markdown import DIGITS_WARNING
 from virtualgrad.lab.report.plots import Plot, plots_of
 from virtualgrad.lab.report.sections import TITLES, Section
-from virtualgrad.lab.report.tables import NONE, Table, plain_number, table_of
-from virtualgrad.lab.report.verdict import Finding, verdict
+from virtualgrad.lab.report.tables import NONE, plain_number
 
 PER_RUN = ("optimizer", "seed", "lowest, %", "last, %", "ms per step", "state", "peak memory")
 
@@ -37,8 +37,7 @@ class Chapter:
     """What the page shows of a section."""
 
     section: Section
-    table: Table
-    findings: list[Finding]
+    content: Content
     figures: list[Figure]
     settings: list[list[str]]
     runs: list[list[str]]
@@ -59,7 +58,8 @@ def page(sections: list[Section]) -> str:
         run_count=len(runs),
         dates=_dates(runs),
         devices=_distinct(run.environment.get("device") for run in runs),
-        absent=[r.title for name, r in RECIPES.items() if name not in {s.name for s in sections}],
+        absent=_absent(sections),
+        of_readings=all(section.of_readings for section in sections),
         per_run=PER_RUN,
         titles=TITLES,
     )
@@ -72,8 +72,7 @@ def _resource(name: str) -> str:
 def _chapter(section: Section) -> Chapter:
     return Chapter(
         section=section,
-        table=table_of(section),
-        findings=verdict(section),
+        content=content_of(section),
         figures=[
             Figure(plot, tuple(Markup(drawing) for drawing in for_page(plot)))
             for plot in plots_of(section)
@@ -100,6 +99,12 @@ def _run(run: Record) -> list[str]:
         byte_count(run.state_bytes),
         NONE if run.peak_memory_bytes is None else byte_count(run.peak_memory_bytes),
     ]
+
+
+def _absent(sections: list[Section]) -> list[str]:
+    """The paper's tables without a run, where there is any of the paper's tables."""
+    found = {section.recipe for section in sections if not section.of_readings}
+    return [recipe.title for name, recipe in RECIPES.items() if found and name not in found]
 
 
 def _environment(runs: list[Record]) -> list[tuple[str, str]]:

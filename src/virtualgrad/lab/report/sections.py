@@ -1,16 +1,20 @@
-"""Records in the order of a report: one section per recipe, one cell per optimizer."""
+"""Records in the order of a report: one section per recipe, one cell per optimizer.
+
+The readings of a recipe's SVGD (:mod:`virtualgrad.lab.readings`) are a section of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from virtualgrad.lab.readings import BASE, READINGS, reading_names
 from virtualgrad.lab.recipes import RECIPES
 from virtualgrad.lab.record import Record, RecordError
 from virtualgrad.lab.report.checks import check
 from virtualgrad.lab.report.spread import Spread
 
-TITLES = {"rmsprop": "RMSProp", "adam": "Adam", "sgd": "SGD", "svgd": "SVGD"}
+TITLES = {"rmsprop": "RMSProp", "adam": "Adam", "sgd": "SGD", "svgd": "SVGD", **READINGS}
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,16 @@ class Section:
     """One recipe: what was measured, and what is still missing.
 
     Attributes:
-        name: The recipe's name.
+        name: The recipe's name; with ``-readings`` where these are what is compared.
         title: What it is called in tables.
         optimizers: The names of all optimizers to show: those of the paper's table, also without
-            a finished run, and then those of one's own.
+            a finished run, and then those of one's own; or those of all readings.
         cells: The optimizers with finished runs, in the same order.
         paper: Optimizer -> lowest error in the paper's table, in percent, where it has one.
         open_runs: Runs that are unfinished or missing, in a line each.
         caveats: Why the numbers cannot be compared with the paper's; empty if they can.
         on_digits: Whether the runs used the embedded digits in place of the real data.
+        of_readings: Whether the optimizers are readings of SVGD.
     """
 
     name: str
@@ -76,11 +81,22 @@ class Section:
     open_runs: tuple[str, ...]
     caveats: tuple[str, ...]
     on_digits: bool
+    of_readings: bool
 
     @property
     def runs(self) -> tuple[Record, ...]:
         """All finished runs."""
         return tuple(run for cell in self.cells for run in cell.runs)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name."""
+        return self.runs[0].recipe
+
+    @property
+    def reference(self) -> Cell | None:
+        """What the others are measured against; None if none of its runs has finished."""
+        return self.cell(BASE if self.of_readings else "sgd")
 
     @property
     def steps(self) -> int:
@@ -98,7 +114,7 @@ class Section:
 
 
 def gather(records: Sequence[Record]) -> list[Section]:
-    """Group records into sections, in the order of the paper's tables.
+    """Group records into sections, in the order of the paper's tables; readings come last.
 
     Args:
         records: All records of a folder, finished or not.
@@ -116,20 +132,29 @@ def gather(records: Sequence[Record]) -> list[Section]:
     check(finished)
     names = {record.recipe for record in finished}
     ordered = [*(name for name in RECIPES if name in names), *sorted(names - RECIPES.keys())]
-    return [_section(name, [r for r in records if r.recipe == name]) for name in ordered]
+    groups = [
+        [r for r in records if r.recipe == name and (r.optimizer in READINGS) is of_readings]
+        for of_readings in (False, True)
+        for name in ordered
+    ]
+    return [_section(group) for group in groups if any(record.finished for record in group)]
 
 
-def _section(name: str, records: list[Record]) -> Section:
+def _section(records: list[Record]) -> Section:
+    name, of_readings = records[0].recipe, records[0].optimizer in READINGS
     recipe = RECIPES.get(name)
-    tuned = recipe.optimizers if recipe else {}
+    tuned = recipe.optimizers if recipe and not of_readings else {}
     paper = {name: t.paper_error for name, t in tuned.items() if t.paper_error is not None}
-    optimizers = tuple(dict.fromkeys([*paper, *sorted(record.optimizer for record in records)]))
+    expected = reading_names(name) if of_readings else paper
+    optimizers = tuple(dict.fromkeys([*expected, *sorted(r.optimizer for r in records)]))
     finished = sorted((r for r in records if r.finished), key=lambda record: record.seed)
     runs_of = {name: tuple(r for r in finished if r.optimizer == name) for name in optimizers}
     cells = tuple(Cell(optimizer, runs) for optimizer, runs in runs_of.items() if runs)
     sample = cells[0].runs[0]
     on_digits = "digits" in " ".join(sample.data.values()).lower()
     title = recipe.title if recipe else name
+    if of_readings:
+        name, title = f"{name}-readings", f"Readings of SVGD, {title}"
     return Section(
         name=name,
         title=f"{title}: run on {_data_name(sample)} instead" if on_digits else title,
@@ -139,6 +164,7 @@ def _section(name: str, records: list[Record]) -> Section:
         open_runs=_open_runs(optimizers, records),
         caveats=_caveats(sample, on_digits),
         on_digits=on_digits,
+        of_readings=of_readings,
     )
 
 

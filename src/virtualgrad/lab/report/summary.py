@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from virtualgrad.lab.report.sections import Cell, Section
@@ -9,10 +10,10 @@ from virtualgrad.lab.report.sections import Cell, Section
 
 def summary(sections: list[Section]) -> dict[str, dict[str, dict[str, Any]]]:
     """Recipe -> optimizer -> errors in percent, in the order of the seeds, and mean step time."""
-    return {
-        section.name: {cell.optimizer: _numbers(cell) for cell in section.cells}
-        for section in sections
-    }
+    by_recipe: defaultdict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for section in sections:  # a recipe's table and its readings have no name in common
+        by_recipe[section.recipe] |= {cell.optimizer: _numbers(cell) for cell in section.cells}
+    return dict(by_recipe)
 
 
 def _numbers(cell: Cell) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A section as a table like the paper's: optimizers side by side, learning rates above errors."""
+"""Tables as plain data, and a section as one like the paper's: optimizers side by side."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class Entry:
 
     Attributes:
         text: The number, or a dash.
-        sd: Its standard deviation over seeds; empty where there is none to give.
-        best: Whether it is the best of its row.
+        sd: Its standard deviation over seeds, or the standard error of a difference; empty where
+            there is none to give.
+        best: Whether it stands out: the best of its row, or a difference that is not noise.
     """
 
     text: str = NONE
@@ -34,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    """A label, and an entry for every optimizer."""
+    """A label, and an entry for every column."""
 
     label: str
     entries: tuple[Entry, ...]
@@ -46,8 +47,8 @@ class Table:
 
     Attributes:
         title: What was trained on what.
-        columns: The optimizers.
-        rows: The rows, in the order of the paper's tables.
+        columns: The optimizers; where these are the rows, what was measured.
+        rows: The rows, from top to bottom.
     """
 
     title: str
@@ -101,7 +102,7 @@ def _difference(section: Section, cell: Cell) -> str:
     paper = section.paper.get(cell.optimizer)
     if section.caveats or paper is None:
         return NONE
-    return f"{cell.lowest.mean - paper:+.2f}".replace("-", "−")
+    return signed(cell.lowest.mean - paper)
 
 
 def _row(section: Section, label: str, text: Callable[[Cell], str]) -> Row:
@@ -114,18 +115,32 @@ def _errors(section: Section, label: str, spread: Callable[[Cell], Spread]) -> R
     return Row(
         label,
         tuple(
-            _error(spread(cell), least) if cell else Entry()
+            error_entry(spread(cell), least) if cell else Entry()
             for cell in map(section.cell, section.optimizers)
         ),
     )
 
 
-def _error(spread: Spread, least: float) -> Entry:
+def error_entry(spread: Spread, least: float | None = None) -> Entry:
+    """Mean and deviation of an error; it stands out if its mean is the least."""
     return Entry(
         f"{spread.mean:.2f}",
         NONE if spread.sd is None else f"{spread.sd:.2f}",
         best=round(spread.mean, 2) == least,
     )
+
+
+def time_entry(cell: Cell) -> Entry:
+    """Mean time of a training step, in milliseconds."""
+    time = cell.ms_per_step
+    if time is None:
+        return Entry()
+    return Entry(f"{time.mean:,.0f}" if time.mean >= 100 else f"{time.mean:#.3g}")
+
+
+def signed(value: float) -> str:
+    """A difference in points, with its sign; what rounds to zero is +0.00."""
+    return f"{value:+z.2f}".replace("-", "−")
 
 
 def plain_number(value: float) -> str:

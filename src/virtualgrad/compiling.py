@@ -1,0 +1,28 @@
+"""What compilers (torch.compile) need to be told.
+
+A compiler traces the Python of a forward pass once, and runs only the tensor part afterwards. The
+helpers here mark what is settled while it traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def settled_while_tracing(function: Function) -> Function:
+    """A function that a compiler calls for real, once, taking its result for a constant.
+
+    It may do host work such as making room for state. Arguments and result must be plain values.
+    (This is torch.compiler.assume_constant_result, which imports the whole compiler when it is
+    applied; the mark is all that it leaves.)
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def fixed(number: int) -> int:
+    """The number itself; a compiler that has a symbol for it takes the number that it is now."""
+    return range(number).stop

@@ -1,0 +1,113 @@
+"""The results in Markdown: a line per network, format and mode; optimizers side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from virtualgrad.lab.bench.methods import METHODS, REFERENCE
+from virtualgrad.lab.bench.rows import Row
+from virtualgrad.lab.bench.table import failures
+from virtualgrad.lab.bench.titles import (
+    NONE,
+    by_case,
+    by_model,
+    method_title,
+    methods_of,
+    network_title,
+    of_peers,
+    ratio,
+    three_digits,
+)
+
+PLACE = "bench"
+"""Name of the place for it in a README."""
+
+
+def bench_markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
+    """Tables of time and memory, of the peers where they were measured, and what failed."""
+    ours = [row for row in rows if not of_peers(row)]
+    peers = [row for row in rows if of_peers(row)]
+    blocks = [_provenance(rows, environment)]
+    if ours:
+        blocks += ["Time of a step over SGD's (in parentheses the floor):", _times(ours)]
+        if any(row.peak_bytes is not None for row in ours):
+            blocks += ["Peak memory of an eager step over SGD's:", _peaks(ours)]
+        blocks += ["State of the optimizer, bytes per parameter:", _states(ours)]
+    if peers:
+        blocks += ["Other libraries on the same work, time over SGD's:", _times(peers)]
+    failed = [f"- {_plain(sentence)}" for sentence in failures(rows)]
+    if failed:
+        blocks += ["Not measured:", "\n".join(failed)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _provenance(rows: Sequence[Row], environment: dict[str, Any]) -> str:
+    settings = environment.get("settings", {})
+    spreads = [row.ratio_spread for row in rows if row.ratio_spread is not None]
+    commit = environment.get("commit")
+    parts = [
+        f"{environment.get('device')}, torch {environment.get('torch')}",
+        f"{str(environment.get('date'))[:10]}" + (f", commit {commit[:7]}" if commit else ""),
+        f"{settings.get('rounds')} rounds",
+    ]
+    if spreads:
+        parts.append(f"half of the ratios spread (IQR) by less than {median(spreads):.3f}")
+    return "; ".join(parts) + "."
+
+
+def _times(rows: Sequence[Row]) -> str:
+    others = [name for name in methods_of(rows) if name != REFERENCE]
+    titles = ["network", "batch", "format", "mode", "SGD, ms", *map(method_title, others)]
+    lines = []
+    for case in by_case(rows):
+        row, of = case[0], {row.optimizer: row for row in case}
+        sgd = of.get(REFERENCE)
+        name = [network_title(row.model), f"{row.batch_size}", row.dtype, row.mode]
+        entries = [_time(of.get(other)) for other in others]
+        lines.append([*name, three_digits(sgd.ms) if sgd else NONE, *entries])
+    return _table(titles, lines, texts=4)
+
+
+def _time(row: Row | None) -> str:
+    if row is None:
+        return NONE
+    if row.error:
+        return "not installed" if row.error.startswith("not installed") else "failed"
+    method = METHODS.get(row.optimizer)
+    with_floor = method is not None and method.statistics is not None
+    return ratio(row.ratio_to_sgd) + (f" ({ratio(row.floor_ratio)})" if with_floor else "")
+
+
+def _peaks(rows: Sequence[Row]) -> str:
+    eager = [row for row in rows if row.mode == "eager"]
+    return _by_network(eager, lambda row: ratio(row.peak_ratio_to_sgd), formats=True)
+
+
+def _states(rows: Sequence[Row]) -> str:
+    return _by_network(rows, lambda row: three_digits(row.state_per_parameter))
+
+
+def _by_network(rows: Sequence[Row], entry: Callable[[Row], str], *, formats: bool = False) -> str:
+    """A line per network (and number format), with the first row of each optimizer in it."""
+    others = [name for name in methods_of(rows) if name != REFERENCE]
+    titles = ["network", "parameters", *(["format"] if formats else []), *map(method_title, others)]
+    lines = []
+    for group in by_case(rows) if formats else by_model(rows):
+        row = group[0]
+        of = {row.optimizer: row for row in reversed(group) if row.state_bytes is not None}
+        name = [network_title(row.model), f"{row.parameters:,}", *([row.dtype] if formats else [])]
+        lines.append([*name, *(entry(of[o]) if o in of else NONE for o in others)])
+    return _table(titles, lines, texts=3 if formats else 2)
+
+
+def _table(titles: Sequence[str], lines: Iterable[Sequence[str]], *, texts: int) -> str:
+    """The first columns to the left, the rest to the right."""
+    rule = ["---"] * texts + ["---:"] * (len(titles) - texts)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [titles, rule, *lines])
+
+
+def _plain(text: str) -> str:
+    """Keep messages from being read as Markdown or HTML."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("$", "\\$")

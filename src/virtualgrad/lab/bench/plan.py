@@ -1,0 +1,119 @@
+"""From the names on the command line to the cases to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+import typer
+
+from virtualgrad.lab.bench.measure import Case
+from virtualgrad.lab.bench.methods import METHODS, REFERENCE, Method
+from virtualgrad.lab.bench.modes import MODES, PRECISIONS, Mode, Precision
+from virtualgrad.lab.bench.networks import NETWORKS, ON_CPU, TINY, Network, tiny
+from virtualgrad.lab.bench.peers import COMPARED, PEER_NETWORKS
+
+Thing = TypeVar("Thing")
+NOTHING = "none"
+
+
+def named(given: str, allowed: Mapping[str, Thing], option: str) -> list[Thing]:
+    """The things of the given names, separated by commas; all of them if nothing is given."""
+    names = list(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    for name in names:
+        if name not in allowed:
+            raise typer.BadParameter(
+                f"{name!r} is none of {', '.join(allowed)}", param_hint=f"--{option}"
+            )
+    return [allowed[name] for name in names] or list(allowed.values())
+
+
+def device_named(name: str) -> torch.device:
+    """The device that is asked for, if it is there."""
+    count = torch.cuda.device_count()
+    if name == "auto":
+        name = "cuda" if count else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in {"cpu", "cuda"} or (number and not number.isdecimal()):
+        raise typer.BadParameter(f"{name!r} is none of auto, cpu, cuda", param_hint="--device")
+    if kind == "cuda" and int(number or 0) >= count:
+        raise typer.BadParameter(
+            f"{name!r}, but PyTorch finds {count} CUDA devices here; use cpu or auto",
+            param_hint="--device",
+        )
+    return torch.device(name)
+
+
+def networks_named(given: str, device: torch.device, *, small: bool) -> list[Network]:
+    """The networks to measure; by default all on a GPU, and the paper's on a CPU."""
+    if given.strip() == NOTHING:
+        return []
+    if not given.strip() and device.type == "cpu" and not small:
+        given = ",".join(ON_CPU)
+    chosen = named(given, NETWORKS, "models")
+    return [tiny(network) for network in chosen] if small else chosen
+
+
+def methods_named(given: str) -> tuple[Method, ...]:
+    """The optimizers, and SGD, without which there is nothing to compare with."""
+    return tuple(dict.fromkeys((METHODS[REFERENCE], *named(given, METHODS, "optimizers"))))
+
+
+def modes_on(device: torch.device, given: str) -> tuple[list[Mode], str]:
+    """The modes that a device can run, and a sentence about the others."""
+    chosen = named(given, MODES, "modes")
+    if device.type == "cuda":
+        return chosen, ""
+    left_out = [mode.name for mode in chosen if mode.graphed]
+    sentence = f"Left out: {', '.join(left_out)}. A CUDA graph needs a CUDA device."
+    return [mode for mode in chosen if not mode.graphed], sentence if left_out else ""
+
+
+def precisions_on(device: torch.device, given: str) -> tuple[list[Precision], str]:
+    """The number formats that a device knows, and a sentence if that is not what was asked.
+
+    By default those that people train in; on a CPU, where few do so in bfloat16, fp32.
+    """
+    if not given.strip():
+        given = "tf32,bf16" if device.type == "cuda" else "fp32"
+    chosen = named(given, PRECISIONS, "dtypes")
+    if device.type == "cuda" or PRECISIONS["tf32"] not in chosen:
+        return chosen, ""
+    replaced = [PRECISIONS["fp32"] if p.name == "tf32" else p for p in chosen]
+    return list(dict.fromkeys(replaced)), "TF32 is a GPU's: fp32 in its place."
+
+
+def plan(
+    networks: Iterable[Network],
+    precisions: Sequence[Precision],
+    modes: Sequence[Mode],
+    methods: tuple[Method, ...],
+    *,
+    compile_models: str = "",
+) -> list[Case]:
+    """All cases; those of one network and format together, to share compiled models.
+
+    Args:
+        networks: What to train.
+        precisions: In which number formats.
+        modes: How.
+        methods: With which optimizers.
+        compile_models: Names of the networks that are compiled where a mode asks for it.
+    """
+    compiled = {network.name for network in named(compile_models, NETWORKS, "compile-models")}
+    return [
+        Case(network, precision, mode, methods)
+        for network in networks
+        for precision in precisions
+        for mode in modes
+        if not mode.compiled or network.name.removesuffix(TINY) in compiled
+    ]
+
+
+def peer_cases(precision: Precision, *, small: bool) -> list[Case]:
+    """Other libraries beside SGD and SVGD, eagerly."""
+    return [
+        Case(tiny(network) if small else network, precision, MODES["eager"], COMPARED)
+        for network in PEER_NETWORKS.values()
+    ]

@@ -1,0 +1,193 @@
+r"""The running mean of SVGD at one site, and what the next commit will make of it.
+
+    r <- rho r + (1 - rho) * statistic,      statistic = (u^2 / e) * sum of g^2
+
+where e counts the numbers that are summed and u is the unit of g (the number m of samples, or 1).
+Backward passes leave r alone: what they bring is kept beside it until a commit. So a site that no
+backward pass has reached keeps its r, and a step that is skipped leaves no trace.
+
+Eager passes (:class:`Running`) keep the root of the sum, and count on the host. Compiled passes
+(:class:`Compiled`) run without the host: they write the new r itself, the *candidate*, into memory
+of its own, and count in a tensor. Where a second pass comes before the commit (gradient
+accumulation), they recover the sum of the first one from the candidate and the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Running:
+    """r at one site.
+
+    Attributes:
+        r: the running mean as of the last commit. It lies in memory as sigma does, sample by
+            sample, so that the two are read side by side.
+        committed: whether there is an r to be saved.
+        norm: root of the sum of g^2 since the last commit.
+        gradient: sum of g since then, where sigma has no sample axis: there g is the gradient of
+            the whole loss already, and its square is the statistic.
+        elements, samples: e and m since then.
+        weight: 1 - rho and the unit of the statistic, as last used: commits need no site.
+        factor: s / sqrt(r + eps), made by commits for the next backward pass.
+        factor_of: the s and eps of that factor.
+        compiled: what compiled passes keep, at a site that one has seen.
+    """
+
+    def __init__(self, r: Tensor, *, committed: bool) -> None:
+        self.r = r
+        self.committed = committed
+        self.norm: Tensor | None = None
+        self.gradient: Tensor | None = None
+        self.averaged: tuple[int, ...] = ()
+        self.elements = 0
+        self.samples = 0
+        self.rho: float = 0.0
+        self.unit_is_sample = False
+        self.factor: Tensor | None = None
+        self.factor_of: tuple[float, float] | None = None
+        self.compiled: Compiled | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether a backward pass may have reached the site since the last commit."""
+        return self.elements > 0 or self.compiled is not None
+
+    def add_samples(self, norm: Tensor, elements: int, samples: int) -> None:
+        """Take in g by the root of its sum of squares over ``elements`` numbers."""
+        self.norm = norm if self.norm is None else torch.hypot(self.norm, norm)
+        self.elements += elements
+        self.samples += samples
+
+    def add_gradient(self, g: Tensor, averaged: tuple[int, ...]) -> None:
+        """Take in a g without a sample axis."""
+        self.gradient = g.clone() if self.gradient is None else self.gradient + g
+        self.averaged = averaged
+        self.elements = 1
+
+    @property
+    def weight(self) -> float:
+        """(1 - rho) u^2 / e, the weight of the sum of squares in the new r."""
+        unit = self.samples if self.unit_is_sample else 1
+        return (1 - self.rho) * unit * unit / self.elements
+
+    def updated(self) -> Tensor:
+        """The new r, as a commit would make it now."""
+        decayed = self.r * self.rho
+        if self.norm is not None:
+            return decayed.addcmul_(self.norm, self.norm, value=self.weight)
+        if self.gradient is not None:
+            return decayed.add_(mean_square(self.gradient, self.averaged), alpha=1 - self.rho)
+        return self.r
+
+    def witness(self) -> Tensor:
+        """A tensor that is finite if every g since the last commit was."""
+        if self.compiled is not None:
+            return self.compiled.candidate
+        kept = self.gradient if self.norm is None else self.norm
+        return self.r if kept is None else kept
+
+    def begin_anew(self) -> None:
+        """Forget what eager passes have brought."""
+        self.norm = self.gradient = None
+        self.elements = self.samples = 0
+
+
+class Compiled:
+    """What compiled passes keep of a site, in memory that stays where it is.
+
+    Attributes:
+        candidate: what the next commit makes of r; r itself if no pass has reached the site.
+        counts: (e, m) since the last commit.
+        gradient: as in :class:`Running`.
+    """
+
+    def __init__(self, r: Tensor, gradient: Tensor | None) -> None:
+        self.r = r
+        self.candidate = r.clone()
+        self.counts = torch.zeros(2, dtype=r.dtype, device=r.device)
+        self.gradient = gradient
+        for tensor in (r, self.candidate, self.counts, gradient):
+            if tensor is not None:
+                torch._dynamo.mark_static_address(tensor)
+                torch._dynamo.mark_static(tensor)
+
+    def add_samples(
+        self, squares: Tensor, elements: int, samples: int, *, rho: Any, unit_is_sample: bool
+    ) -> None:
+        """Take in the sum of g^2 over ``elements`` numbers of ``samples`` samples."""
+        e_before, m_before = self.counts[0], self.counts[1]
+        e, m = e_before + elements, m_before + samples
+        unit, unit_before = (m, m_before.clamp(min=1)) if unit_is_sample else (1, 1)
+        earlier = (self.candidate - rho * self.r) * (e_before / (unit_before**2 * (1 - rho)))
+        total = squares + torch.where(e_before > 0, earlier, 0)
+        self.candidate.copy_(rho * self.r + (1 - rho) * (unit * unit / e) * total)
+        self.counts.copy_(torch.stack((e, m)))
+
+    def add_gradient(self, g: Tensor, averaged: tuple[int, ...], *, rho: Any) -> None:
+        """Take in a g without a sample axis."""
+        assert self.gradient is not None
+        self.gradient.add_(g)
+        statistic = mean_square(self.gradient, averaged)
+        self.candidate.copy_(rho * self.r + (1 - rho) * statistic)
+
+
+def mean_square(gradient: Tensor, averaged: tuple[int, ...]) -> Tensor:
+    """The statistic of a g without a sample axis: its square, averaged over shared positions."""
+    square = gradient.abs().square() if gradient.is_complex() else gradient.square()
+    return square.mean(averaged) if averaged else square
+
+
+def commit_all(sites: Sequence[Running]) -> None:
+    """Make the new running means of all sites that were reached, and forget what made them."""
+    compiled = [site.compiled for site in sites if site.compiled is not None]
+    if compiled:
+        torch._foreach_copy_([kept.r for kept in compiled], [kept.candidate for kept in compiled])
+    reached = [site for site in sites if site.elements]
+    for rho in {site.rho for site in reached}:
+        group = [site for site in reached if site.rho == rho]
+        torch._foreach_mul_([site.r for site in group], rho)
+        sampled = [site for site in group if site.norm is not None]
+        norms: list[Any] = [site.norm for site in sampled]
+        if sampled:
+            weights = [site.weight for site in sampled]
+            torch._foreach_addcmul_([site.r for site in sampled], norms, norms, weights)
+        for site in group:
+            if site.gradient is not None:
+                site.r.add_(mean_square(site.gradient, site.averaged), alpha=1 - rho)
+    for site in sites:
+        site.committed = site.committed or site.reached
+    rollback_all(sites)
+
+
+def rollback_all(sites: Sequence[Running]) -> None:
+    """Forget what backward passes have brought since the last commit."""
+    zeroed: list[Tensor] = []
+    candidates: list[Tensor] = []
+    for site in sites:
+        site.begin_anew()
+        if site.compiled is not None:
+            zeroed.append(site.compiled.counts)
+            candidates.append(site.compiled.candidate)
+            if site.compiled.gradient is not None:
+                zeroed.append(site.compiled.gradient)
+    if candidates:
+        kept = [site.compiled for site in sites if site.compiled is not None]
+        torch._foreach_copy_(candidates, [compiled.r for compiled in kept])
+        torch._foreach_zero_(zeroed)
+
+
+def renew_factors(sites: Sequence[Running]) -> None:
+    """Make s / sqrt(r + eps) of all sites at once, for the next backward pass."""
+    for numbers in {site.factor_of for site in sites if site.factor_of is not None}:
+        group = [site for site in sites if site.factor_of == numbers]
+        factors: list[Any] = [site.factor for site in group]
+        scale, eps = numbers
+        torch._foreach_copy_(factors, [site.r for site in group])
+        torch._foreach_add_(factors, eps)
+        torch._foreach_rsqrt_(factors)
+        torch._foreach_mul_(factors, scale)

@@ -1,0 +1,62 @@
+"""The running means of all sites, by the key of the site."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from virtualgrad.compiling import settled_while_tracing
+from virtualgrad.operators.base import accumulation_dtype
+from virtualgrad.operators.running import Compiled, Running
+
+
+class RunningSites:
+    """Site -> what is kept for it.
+
+    What compiled passes keep stands in attributes of its own: a compiler reads attributes as they
+    are at that moment, also those that were made while it was tracing.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Running] = {}
+
+    def find_or_begin(self, key: str, like: Tensor, dtype: torch.dtype) -> Running:
+        """What is kept for a site, on its device; zeros, laid out as ``like``, for a new one."""
+        running = self.kept.get(key)
+        if running is None:
+            r = torch.zeros_like(like, dtype=accumulation_dtype(dtype))
+            running = self.kept[key] = Running(r, committed=False)
+        elif running.r.device != like.device:  # the model has moved
+            moved = running.r.to(like.device)
+            running = self.kept[key] = Running(moved, committed=running.committed)
+        return running
+
+    @settled_while_tracing
+    def shape_of(self, key: str) -> tuple[int, ...] | None:
+        """Shape of a site's r, if it has one."""
+        running = self.kept.get(key)
+        return None if running is None else tuple(running.r.shape)
+
+    @settled_while_tracing
+    def begin_compiled(  # noqa: PLR0917 - what a compiler can pass
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        gradient_shape: tuple[int, ...] | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> str:
+        """Make room for a site when a pass through it is traced; the name of the attribute."""
+        order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
+        back = [order.index(axis) for axis in range(len(shape))]
+        like = torch.empty([shape[axis] for axis in order], device=device).permute(back)
+        running = self.find_or_begin(key, like, dtype)
+        if running.compiled is None:
+            gradient = None
+            if gradient_shape is not None:
+                gradient = torch.zeros(gradient_shape, dtype=dtype, device=device)
+            running.compiled = Compiled(running.r, gradient)
+        name = f"site{list(self.kept).index(key)}"
+        setattr(self, name, running.compiled)
+        return name

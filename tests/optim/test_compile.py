@@ -1,0 +1,258 @@
+"""SVGD under torch.compile: the parameters of an eager run, in one graph that is compiled once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from virtualgrad import SVGD
+
+# Torch instantiates a Function where it traces one.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:.*:DeprecationWarning:torch",
+)
+
+READINGS: dict[str, dict[str, Any]] = {
+    "algorithm 1": {},
+    "released": {"per_sample": False, "stale": True},
+    "shared": {"share_positions": True, "stale": True},
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 5)
+    ).double()
+
+
+def batches(*sizes: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(n, 3, 6, 6, generator=generator).double() for n in sizes]
+
+
+def train(
+    run: Callable[[Tensor], Tensor],
+    optimizer: SVGD,
+    inputs: list[Tensor],
+    after: Callable[[int], None] = lambda step: None,
+) -> None:
+    for step, x in enumerate(inputs):
+        optimizer.zero_grad()
+        run(x).square().mean().backward()
+        optimizer.step()
+        after(step)
+
+
+def assert_same(first: nn.Module, second: nn.Module, rtol: float = 1e-10) -> None:
+    for (name, p), q in zip(first.named_parameters(), second.parameters(), strict=True):
+        assert (p - q).norm() <= rtol * p.norm(), name
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Any:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_trains_as_eager_and_compiles_once(reading: str, backend: str) -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, backend=backend)
+    ours, theirs = (SVGD(m, 0.05, **READINGS[reading]) for m in (model, eager))
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (ours, theirs)]
+    train(run, ours, batches(4, 4, 4, 4), lambda step: schedules[0].step())
+    train(eager, theirs, batches(4, 4, 4, 4), lambda step: schedules[1].step())
+    assert_same(eager, model)
+    assert graphs() == 1  # four learning rates, one graph
+    for key, state in theirs.operator.state.items():
+        torch.testing.assert_close(ours.operator.state[key]["r"], state["r"], rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [True, False, None])
+def test_batches_of_changing_size(dynamic: bool | None) -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    sizes = (4, 5, 6, 7) if dynamic is not False else (4, 5, 4, 5)
+    train(run, SVGD(model, 0.05), batches(*sizes))
+    train(eager, SVGD(eager, 0.05), batches(*sizes))
+    assert_same(eager, model)
+    assert graphs() <= 2  # one for the first size, one for all others (or one per size)
+
+
+def test_sequences_of_changing_length_share_positions() -> None:
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    inputs = [torch.randn(5, length, 3).double() for length in (7, 8, 9, 6)]
+    train(run, SVGD(model, 0.05, share_positions=True), inputs)
+    train(eager, SVGD(eager, 0.05, share_positions=True), inputs)
+    assert_same(eager, model)
+    assert graphs() <= 2
+
+
+def test_attached_after_compilation() -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    run(batches(4)[0]).sum().backward()  # compiled as a plain model
+    model.load_state_dict(eager.state_dict())
+    train(run, SVGD(run, 0.05), batches(4, 4))
+    train(eager, SVGD(eager, 0.05), batches(4, 4))
+    assert_same(eager, model)
+
+
+def test_detached_afterwards() -> None:
+    model = network()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    optimizer = SVGD(model, 0.05)
+    train(run, optimizer, batches(4))
+    optimizer.detach()
+    model.zero_grad()
+    run(batches(4)[0]).square().mean().backward()
+    got = [p.grad.clone() for p in model.parameters()]
+    plain = copy.deepcopy(model)
+    plain.zero_grad()
+    plain.train()
+    plain(batches(4)[0]).square().mean().backward()
+    for gradient, p in zip(got, plain.parameters(), strict=True):
+        torch.testing.assert_close(gradient, p.grad, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_changed_scale_is_seen(dynamic: bool | None) -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    ours, theirs = SVGD(model, 0.05), SVGD(eager, 0.05)
+
+    def change(optimizer: SVGD) -> Callable[[int], None]:
+        def change(step: int) -> None:
+            optimizer.param_groups[0]["scale"] = 1 / (step + 2)
+
+        return change
+
+    train(run, ours, batches(4, 4, 4, 4, 4), change(ours))
+    train(eager, theirs, batches(4, 4, 4, 4, 4), change(theirs))
+    assert_same(eager, model)
+    assert graphs() <= 2  # one for the first value, one for all others
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_accumulation_equals_eager_accumulation(reading: str) -> None:
+    eager = network()
+    eager[1].eval()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for m, call in ((eager, eager), (model, run)):
+        optimizer = SVGD(m, 0.05, **READINGS[reading])
+        for _ in range(3):
+            optimizer.zero_grad()
+            for x in batches(4, 4, 2):
+                (call(x).square().mean() / 3).backward()
+            optimizer.step()
+    assert_same(eager, model)
+
+
+def test_eager_and_compiled_passes_in_turn() -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    ours, theirs = SVGD(model, 0.05), SVGD(eager, 0.05)
+    for call in (run, model, run, model):
+        train(call, ours, batches(4))
+        train(eager, theirs, batches(4))
+    assert_same(eager, model)
+
+
+def test_a_graph_break() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.first(x))
+            torch._dynamo.graph_break()
+            return self.second(x)
+
+    torch.manual_seed(0)
+    eager = Broken().double()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, backend="aot_eager")
+    inputs = [torch.randn(4, 6).double() for _ in range(3)]
+    train(run, SVGD(model, 0.05), inputs)
+    train(eager, SVGD(eager, 0.05), inputs)
+    assert_same(eager, model)
+
+
+def test_a_compiled_part_of_an_eager_model() -> None:
+    eager = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3)).double()
+    model = copy.deepcopy(eager)
+    model[2].compile(backend="aot_eager", fullgraph=True)
+    inputs = [torch.randn(4, 6).double() for _ in range(3)]
+    train(model, SVGD(model, 0.05), inputs)
+    train(eager, SVGD(eager, 0.05), inputs)
+    assert_same(eager, model)
+
+
+def test_state_loaded_before_and_after_compilation() -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    first, second = SVGD(eager, 0.05), SVGD(model, 0.05)
+    train(eager, first, batches(4, 4))
+    saved = copy.deepcopy((eager.state_dict(), first.state_dict()))
+    for _ in range(2):  # into a model that was never run, then into a compiled one
+        model.load_state_dict(saved[0])
+        second.load_state_dict(saved[1])
+        eager.load_state_dict(saved[0])
+        first.load_state_dict(copy.deepcopy(saved[1]))
+        train(run, second, batches(4, 4))
+        train(eager, first, batches(4, 4))
+        assert_same(eager, model)
+        assert second.operator.state.keys() == first.operator.state.keys()
+
+
+def test_a_compiled_step() -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    ours, theirs = SVGD(model, 0.05, momentum=0.5), SVGD(eager, 0.05, momentum=0.5)
+    step = torch.compile(ours.step, backend="aot_eager")
+    for x in batches(4, 4, 4):
+        for m, optimizer, make_step in ((model, ours, step), (eager, theirs, theirs.step)):
+            optimizer.zero_grad()
+            m(x).square().mean().backward()
+            make_step()
+    assert_same(eager, model)
+
+
+def test_a_model_that_is_called_twice_before_backward() -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    ours, theirs = SVGD(model, 0.05), SVGD(eager, 0.05)
+    for _ in range(3):
+        for call, optimizer in ((run, ours), (eager, theirs)):
+            optimizer.zero_grad()
+            a, b = batches(4, 4)
+            (call(a) - call(b)).square().mean().backward()
+            optimizer.step()
+    assert_same(eager, model)
+    assert ours.operator.state.keys() == theirs.operator.state.keys()
