@@ -118,9 +118,7 @@ class RMS(StatefulOperator):
         return _AtSite(
             self,
             RMSSettings(
-                torch.full((), numbers.scale, dtype=torch.float64),
-                torch.full((), numbers.rho, dtype=torch.float64),
-                torch.full((), numbers.eps, dtype=torch.float64),
+                _as_tensor(numbers.scale), _as_tensor(numbers.rho), _as_tensor(numbers.eps)
             ),
         )
 
@@ -267,6 +265,12 @@ def _factor(r: Tensor, numbers: RMSSettings) -> Tensor:
     """S / sqrt(r + eps)."""
     factor: Tensor = numbers.scale * torch.rsqrt(r + numbers.eps)
     return factor
+
+
+def _as_tensor(number: Any) -> Tensor:
+    if isinstance(number, Tensor):
+        return number
+    return torch.full((), number, dtype=torch.float64)
 
 
 def _accumulated(g: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from virtualgrad.errors import DetachedError, ModelError, NonFiniteError, ScaledLossError
 from virtualgrad.operators import Operator, as_stateful, identity
 from virtualgrad.optim import checks
-from virtualgrad.optim.groups import Group, Mirror
+from virtualgrad.optim.mirror import Mirrors
 from virtualgrad.optim.update import decay, descend
 from virtualgrad.sites import Where, every_linear_site
 from virtualgrad.virtual import Attachment, Intercept, named_parameters, unwrap
@@ -110,7 +110,7 @@ class VirtualGradientDescent(Optimizer):
     # What a copied or unpickled optimizer has: it is not attached.
     _attachment: Attachment | None = None
     _transaction = as_stateful(identity)
-    _mirrors: list[Mirror]
+    _mirrors = Mirrors()
 
     # ---------------------------------------------------------------- attachment
 
@@ -150,7 +150,7 @@ class VirtualGradientDescent(Optimizer):
         checks.require_unclaimed(group["params"], self._attachment)
         names = [name for name, _ in group["params"]]
         super().add_param_group(group)
-        self._mirror_groups()
+        self._mirrors.renew(self.param_groups)
         self._group_index |= dict.fromkeys(names, len(self.param_groups) - 1)
         if self._attachment is not None:
             self._attachment.intercept.track(dict(self._named_parameters()))
@@ -192,13 +192,6 @@ class VirtualGradientDescent(Optimizer):
             result.append({**group, "params": [(names[id(t)], t) for t in tensors]})
         return result
 
-    def _mirror_groups(self) -> None:
-        """Have compiled passes see what is written to the groups from now on."""
-        self.param_groups[:] = [
-            group if isinstance(group, Group) else Group(group) for group in self.param_groups
-        ]
-        self._mirrors = [group.mirror for group in self.param_groups]  # type: ignore[attr-defined]
-
     def _named_parameters(self) -> Iterable[tuple[str, Tensor]]:
         for group in self.param_groups:
             yield from zip(group["param_names"], group["params"], strict=True)
@@ -209,6 +202,7 @@ class VirtualGradientDescent(Optimizer):
         """Clear the gradients, and what an operator has prepared from them."""
         super().zero_grad(set_to_none)
         if self._attachment is not None:
+            self._mirrors.renew(self.param_groups)
             self._transaction.rollback()
             self._attachment.intercept.end_step()
 
@@ -227,6 +221,7 @@ class VirtualGradientDescent(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._mirrors.renew(self.param_groups, is_late=True)
         if self._refuse_nonfinite():
             return loss
         for group in self.param_groups:
@@ -302,7 +297,7 @@ class VirtualGradientDescent(Optimizer):
                 else:
                     plain_state.setdefault(index, {})[entry] = value
         super().load_state_dict({**state_dict, "state": plain_state})
-        self._mirror_groups()
+        self._mirrors.renew(self.param_groups)
         self._transaction.rollback()
         self._transaction.state = operator_state
         attachment.intercept.parameters_at |= parameters_at

@@ -10,12 +10,14 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from virtualgrad.errors import DetachedError
 from virtualgrad.operators import RMS, RMSSettings
 from virtualgrad.optim import checks
 from virtualgrad.optim.descent import Params, VirtualGradientDescent
+from virtualgrad.optim.mirror import Mirrors
 from virtualgrad.sites import Site, Where, weights_only
 
 
@@ -66,6 +68,7 @@ class SVGD(VirtualGradientDescent):
     ) -> None:
         checks.require_choice("loss_reduction", loss_reduction, ("mean", "sum"))
         this = weakref.ref(self)  # the model must not keep its optimizer alive
+        mirrors = self._mirrors = Mirrors()
 
         def settings(site: Site) -> RMSSettings:
             optimizer = this()
@@ -75,8 +78,12 @@ class SVGD(VirtualGradientDescent):
                     allowed="an optimizer that lives until backward is done",
                     todo="keep the optimizer in a variable",
                 )
-            numbers = optimizer._mirrors[optimizer._group_index[site.parameters[0]]]
-            return RMSSettings(numbers.scale, numbers.rho, numbers.eps)
+            index = optimizer._group_index[site.parameters[0]]
+            if torch.compiler.is_compiling():
+                numbers = getattr(mirrors, mirrors.prepare(index))
+                return RMSSettings(numbers[0], numbers[1], numbers[2])
+            group = optimizer.param_groups[index]
+            return RMSSettings(group["scale"], group["rho"], group["eps"])
 
         operator = RMS(
             per_sample=per_sample,

@@ -45,6 +45,7 @@ class Attachment:
     def detach(self) -> None:
         """Put the model back as it was; classes that others put on top stay, and do nothing."""
         self.active = False
+        self.intercept.release()
         for module in self._modules:
             while True:
                 binding = type(module).__dict__.get("_virtualgrad_attachment")

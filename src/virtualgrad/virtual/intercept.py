@@ -105,6 +105,10 @@ class Intercept(TorchFunctionMode):
         self.before_pass: Callable[[], None] = lambda: None
         self._current = Pass(None)
         self._live: weakref.ref[Pass] = weakref.ref(self._current)
+        # Uses since the last backward pass in compiled calls, which no graph of ours holds alive.
+        self._uses_in_training: dict[str, int] = {}
+        self._uses_in_eval: dict[str, int] = {}
+        self._watched: dict[str, Any] = {}
         self.track(parameters)
 
     def track(self, parameters: Mapping[str, Tensor]) -> None:
@@ -122,7 +126,8 @@ class Intercept(TorchFunctionMode):
         training mode, or the other way round.
         """
         if torch.compiler.is_compiling():
-            self._current = Pass(batch_size, training)
+            uses = self._uses_in_training if training else self._uses_in_eval
+            self._current = Pass(batch_size, training, uses)
             return
         in_backward = torch._C._current_graph_task_id() != -1  # recomputation of a checkpoint
         if not in_backward:
@@ -146,6 +151,17 @@ class Intercept(TorchFunctionMode):
         current = self._live()
         if current is not None:
             current.consumed = True
+        self._forget_compiled_uses()
+
+    def _forget_compiled_uses(self, *_: Any) -> None:
+        self._uses_in_training.clear()
+        self._uses_in_eval.clear()
+
+    def release(self) -> None:
+        """Let go of the parameters."""
+        for handle in self._watched.values():
+            handle.remove()
+        self._watched.clear()
 
     # ---------------------------------------------------------------- torch functions
 
@@ -328,7 +344,7 @@ class Intercept(TorchFunctionMode):
                 break
         path = self.path or ""
         key = f"{path or '(model)'}:{rule.op}({first.removeprefix(f'{path}.')})"
-        number = self._current.uses.get(key, 0)
+        number = fixed(self._current.uses.get(key, 0))
         self._current.uses[key] = number + 1
         return key if number == 0 else f"{key}#{number}"
 
@@ -374,7 +390,7 @@ class Intercept(TorchFunctionMode):
             part = site.only(*names)
             if number > 0:  # sigma's r is the first group's; another one keeps its own
                 part = replace(part, key=f"{site.key}[{names[0]}]")
-            self._note_parameters(part.key, tuple(names))
+            self._note_parameters(part.key, tuple(names), torch.compiler.is_compiling())
             plan.append((part, self.operator))
         return [*plan, (site.only(*left), identity)] if left else plan
 
@@ -388,5 +404,11 @@ class Intercept(TorchFunctionMode):
         return chosen[name]
 
     @settled_while_tracing
-    def _note_parameters(self, key: str, names: tuple[str, ...]) -> None:
+    def _note_parameters(self, key: str, names: tuple[str, ...], compiling: bool) -> None:
+        """Remember what a T serves; of a compiled call, watch one parameter for its backward."""
         self.parameters_at[key] = names
+        if compiling and not self._watched:
+            parameter = self._parameters[names[0]]
+            self._watched[names[0]] = parameter.register_post_accumulate_grad_hook(
+                self._forget_compiled_uses
+            )

@@ -42,6 +42,8 @@ class Join(torch.autograd.Function):
             return main
         # A plain alias: returned as it is, main would become a view of itself, and the in-place
         # ReLU that follows many a layer would be refused on it.
+        if torch.compiler.is_compiling():
+            return main.clone()  # compilers before torch 2.13 know no such alias; it costs nothing
         alias: Tensor = torch.ops.aten._unsafe_view(main, main.shape)
         return alias
 
