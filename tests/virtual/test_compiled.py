@@ -66,5 +66,5 @@ def test_compiled_equals_eager(case: str, operator: str) -> None:
             if isinstance(made, StatefulOperator):
                 made.commit()
         for (name, p), (_, q) in zip(trainable(eager), trainable(compiled), strict=True):
-            error = (p.grad - q.grad).norm() / p.grad.norm()
-            assert error < 1e-10, (name, error)
+            # (A bias before batch norm has a gradient of zero, up to rounding.)
+            assert (p.grad - q.grad).norm() < 1e-10 * p.grad.norm() + 1e-13, name

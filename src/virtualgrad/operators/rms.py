@@ -206,10 +206,12 @@ class RMS(StatefulOperator):
     @state.setter
     def state(self, state: dict[str, SiteState]) -> None:
         sites = self._sites.kept
-        for key, running in sites.items():
-            if key not in state:  # as if it had never been seen
-                running.r.zero_()
-                running.committed = False
+        for key in [key for key in sites if key not in state]:  # as if never seen
+            if sites[key].compiled is None:
+                del sites[key]
+            else:  # a compiled pass writes there
+                sites[key].r.zero_()
+                sites[key].committed = False
         for key, tensors in state.items():
             known, r = sites.get(key), tensors["r"]
             if known is not None and known.r.shape == r.shape and known.r.device == r.device:

@@ -19,6 +19,7 @@ class RunningSites:
 
     def __init__(self) -> None:
         self.kept: dict[str, Running] = {}
+        self._names: dict[str, str] = {}  # site -> its attribute, for good
 
     def find_or_begin(self, key: str, like: Tensor, dtype: torch.dtype) -> Running:
         """What is kept for a site, on its device; zeros, laid out as ``like``, for a new one."""
@@ -57,6 +58,6 @@ class RunningSites:
             if gradient_shape is not None:
                 gradient = torch.zeros(gradient_shape, dtype=dtype, device=device)
             running.compiled = Compiled(running.r, gradient)
-        name = f"site{list(self.kept).index(key)}"
+        name = self._names.setdefault(key, f"site{len(self._names)}")
         setattr(self, name, running.compiled)
         return name

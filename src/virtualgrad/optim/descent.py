@@ -36,8 +36,13 @@ def _forget_cleared(this: weakref.ref[VirtualGradientDescent]) -> None:
     optimizer = this()
     if optimizer is None or not optimizer._transaction.has_prepared():
         return
-    if all(p.grad is None for _, p in optimizer._named_parameters()):
+    if all(_is_cleared(p.grad) for _, p in optimizer._named_parameters()):
         optimizer._transaction.rollback()
+
+
+def _is_cleared(grad: Tensor | None) -> bool:
+    """Whether a gradient is None or zero; on a device nobody looks, as it would wait for it."""
+    return grad is None or (grad.device.type == "cpu" and not grad.any())
 
 
 class VirtualGradientDescent(Optimizer):
@@ -149,12 +154,23 @@ class VirtualGradientDescent(Optimizer):
             checks.require_in_range(name, group.get(name, self.defaults[name]))
         checks.require_unclaimed(group["params"], self._attachment)
         names = [name for name, _ in group["params"]]
+        if self._attachment is not None:
+            self._forget_replaced(group["params"])
         super().add_param_group(group)
         self._mirrors.renew(self.param_groups)
         self._group_index |= dict.fromkeys(names, len(self.param_groups) - 1)
         if self._attachment is not None:
             self._attachment.intercept.track(dict(self._named_parameters()))
             checks.claim(self._named_parameters(), self._attachment)
+
+    def _forget_replaced(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Drop the state of layers in whose place there are new ones."""
+        intercept = self._attached().intercept
+        replaced = {name for name, parameter in named if intercept.is_replaced(name, parameter)}
+        gone = {key for key, names in intercept.parameters_at.items() if replaced & set(names)}
+        if gone:
+            state = self._transaction.state
+            self._transaction.state = {key: state[key] for key in state if key not in gone}
 
     def _named_groups(
         self, params: Params | None, named: Mapping[str, Tensor]

@@ -42,6 +42,12 @@ def last(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int
     return {rank - 1}
 
 
+def rows_or_last(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """Features; of a parameter that is the input, the axes before them."""
+    own = broadcast(rank, name, operand, arguments)
+    return own - {rank - 1} if name == "input" else {rank - 1}
+
+
 def channel(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
     """The channel axis of (N, C, ...)."""
     return {1} if operand.numel() > 1 and rank > 1 else set()
@@ -221,7 +227,7 @@ def _add(op: str, signature: str, axes: AxesOf, *functions: Any, **options: Any)
 
 
 T = Tensor
-_add("linear", "input weight:weight bias:bias", last, F.linear)
+_add("linear", "input:weight weight:weight bias:bias", rows_or_last, F.linear)
 _add("bilinear", "input1 input2 weight:weight bias:bias", last, F.bilinear)
 for n in (1, 2, 3):
     for op, geometry in (
@@ -339,6 +345,13 @@ TRANSPARENT = (
 def is_basic_index(index: Any) -> bool:
     """Whether ``tensor[index]`` is a view: integers, slices, None and Ellipsis only."""
     items = index if isinstance(index, tuple) else (index,)
-    return all(isinstance(i, int | slice | None | type(Ellipsis)) for i in items) and not any(
-        isinstance(i, bool) for i in items
+    return all([_is_basic(item) for item in items])
+
+
+def _is_basic(item: Any) -> bool:
+    if isinstance(item, Tensor):  # torch selects by an integer without axes as by an int
+        is_integer = not (item.is_floating_point() or item.is_complex())
+        return is_integer and item.dim() == 0 and item.dtype not in (torch.bool, torch.uint8)
+    return item is None or (
+        isinstance(item, int | slice | type(Ellipsis)) and not isinstance(item, bool)
     )

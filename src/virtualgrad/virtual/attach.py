@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from virtualgrad.compiling import fixed
 from virtualgrad.errors import ModelError
@@ -105,6 +107,10 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
             return attachment.call(path, plain, self, args, kwargs)
         return plain(self, *args, **kwargs)
 
+    # accelerate and others undo what they wrapped by following __wrapped__: they must stop here.
+    run.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
+    del run.__wrapped__
+
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
         reduced: Any = base.__reduce_ex__(self, protocol)
         function, arguments, *rest = reduced
@@ -131,8 +137,25 @@ def batch_size(arguments: Any, batch_dim: int) -> int | None:
 
     A size of one counts only if no input has another: it may be a value for the whole batch.
     """
+    packed = _packed_in(arguments)
+    if packed:
+        return int(packed[0].batch_sizes[0])
     sizes = [t.shape[batch_dim] for t in tensors_in(arguments) if t.dim() > batch_dim]
-    return next((size for size in sizes if size != 1), sizes[0] if sizes else None)
+    several = [size for size in sizes if size != 1]
+    if several:
+        return several[0]
+    return sizes[0] if sizes else None
+
+
+def _packed_in(value: Any) -> list[PackedSequence]:
+    """All packed sequences in (nested) arguments."""
+    if isinstance(value, PackedSequence):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [packed for item in value for packed in _packed_in(item)]
+    return []
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -48,11 +48,12 @@ class Call:
         result: Tensor = self.function(*self.args, **self.kwargs)
         return result
 
-    def main(self) -> Tensor:
+    def main(self, out_of_place: bool = False) -> Tensor:
         """Run the function with the tracked parameters held fixed."""
         tracked = [use.tensor for use in self.uses]
         args, kwargs = hold_fixed((self.args, self.kwargs), lambda tensor: _is_in(tensor, tracked))
-        result: Tensor = self.function(*args, **kwargs)
+        pull_back = self.rule.pull_back if out_of_place else None
+        result: Tensor = (pull_back or self.function)(*args, **kwargs)
         return result
 
     def shadow(self, part: Site, args: tuple[Any, ...]) -> Tensor:

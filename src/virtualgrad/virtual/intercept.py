@@ -60,6 +60,12 @@ def kind_of(func: Any) -> str:
     return kind
 
 
+@settled_while_tracing
+def _offset(part: Tensor, whole: Tensor) -> int:
+    """How many numbers into a parameter a view of it begins."""
+    return int(part.storage_offset() - whole.storage_offset())
+
+
 def _parameter(view: View | None) -> str | None:
     return None if view is None else view.parameter
 
@@ -105,6 +111,8 @@ class Intercept(TorchFunctionMode):
         self.before_pass: Callable[[], None] = lambda: None
         self._current = Pass(None)
         self._live: weakref.ref[Pass] = weakref.ref(self._current)
+        self._batch_size: int | None = None
+        self._recomputing: tuple[int, Pass] | None = None  # backward pass -> its pass
         # Uses since the last backward pass in compiled calls, which no graph of ours holds alive.
         self._uses_in_training: dict[str, int] = {}
         self._uses_in_eval: dict[str, int] = {}
@@ -115,6 +123,10 @@ class Intercept(TorchFunctionMode):
         """Track more parameters."""
         self._parameters.update(parameters)
         self._names.update({id(p): name for name, p in parameters.items()})
+
+    def is_replaced(self, name: str, parameter: Tensor) -> bool:
+        """Whether another parameter was tracked under this name."""
+        return self._parameters.get(name, parameter) is not parameter
 
     # ---------------------------------------------------------------- the life of a pass
 
@@ -129,17 +141,25 @@ class Intercept(TorchFunctionMode):
             uses = self._uses_in_training if training else self._uses_in_eval
             self._current = Pass(batch_size, training, uses)
             return
-        in_backward = torch._C._current_graph_task_id() != -1  # recomputation of a checkpoint
-        if not in_backward:
+        task = torch._C._current_graph_task_id()
+        if task == -1:
             self.before_pass()
-        current = self._live()
-        goes_on = current is not None and not current.consumed and current.training == training
-        if current is not None and (in_backward or goes_on):
-            current.batch_size = batch_size
+            self._batch_size = batch_size
+            current = self._live()
+            if current is None or current.consumed or current.training != training:
+                current = Pass(batch_size, training)
         else:
-            current = Pass(batch_size, training)
-            self._live = weakref.ref(current)
+            current = self._recomputed(task, training)
+        # A checkpoint that is recomputed may begin in the middle: the batch is that of the call.
+        current.batch_size = self._batch_size
+        self._live = weakref.ref(current)
         self._current = current
+
+    def _recomputed(self, task: int, training: bool) -> Pass:
+        """The pass of which a backward pass recomputes a checkpoint; one for all of them."""
+        if self._recomputing is None or self._recomputing[0] != task:
+            self._recomputing = (task, self._live() or Pass(self._batch_size, training))
+        return self._recomputing[1]
 
     def leave(self) -> None:
         """End a forward pass: only the graph keeps it alive from here on."""
@@ -281,6 +301,9 @@ class Intercept(TorchFunctionMode):
         plan = self._plan(call, tuple(target.shape))
         old = (target.detach().clone(), *call.args[1:])
         shadows = [call.shadow(part, old) for part, _ in plan]
+        if torch.compiler.is_compiling():  # a compiler makes it in place again
+            target.copy_(self._join(plan, call.main(out_of_place=True), shadows))
+            return target  # type: ignore[no-any-return]
         return self._join(plan, call.main(), shadows, in_place=True)
 
     def _join(
@@ -336,10 +359,7 @@ class Intercept(TorchFunctionMode):
         """
         first = ""
         for _, _, tensor in rule.operands(bound):
-            if isinstance(tensor, nn.Parameter) and id(tensor) in self._names:
-                first = self._names[id(tensor)]
-            else:
-                first = _parameter(self._view_of(tensor)) or ""
+            first = self._name_with_offset(tensor)
             if first:
                 break
         path = self.path or ""
@@ -348,10 +368,31 @@ class Intercept(TorchFunctionMode):
         self._current.uses[key] = number + 1
         return key if number == 0 else f"{key}#{number}"
 
+    def _name_with_offset(self, tensor: Tensor) -> str:
+        """Name of a tracked parameter, frozen or not; of a slice, also where it begins.
+
+        So an expert of a stack keeps its r while others get no rows.
+        """
+        if isinstance(tensor, nn.Parameter) and id(tensor) in self._names:
+            return self._names[id(tensor)]
+        view = self._view_of(tensor)
+        if view is None:
+            return ""
+        whole = self._parameters[view.parameter]
+        if view.strided.numel() >= whole.numel():
+            return view.parameter
+        return f"{view.parameter}@{_offset(view.strided, whole)}"
+
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        return isinstance(tensor, nn.Parameter) or self._view_of(tensor) is not None
+
     def _site(self, call: Call, shape: tuple[int, ...]) -> Site:
         axes: set[int] = set()
         for use in call.uses:
             axes |= call.rule.axes(len(shape), use.argument, use.strided, call.bound)
+        operands = tensors_in((call.args, call.kwargs))
+        if all([self._is_parameter(tensor) for tensor in operands]):
+            axes = set(range(len(shape)))  # made of parameters alone: no samples in it
         layout = read_layout(
             shape,
             frozenset(axes),
