@@ -30,7 +30,7 @@ not edit by hand. Models are tiny, with random weights; *share* counts parameter
 least one linear site covers, so that T acts on them. The rest trains by its plain gradient, as the
 paper says, or is frozen. *Share there* is the share at the default size of the class: sizes are
 counted there, what is covered is taken by name from the tiny model.
-`tests/promises/test_architectures.py` checks each row; what it expects to fail, it names.
+`tests/promises/test_architectures.py` checks each row.
 
 | architecture | class | sites | r | parameters | share | default size | share there |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |

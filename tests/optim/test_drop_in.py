@@ -322,7 +322,7 @@ def test_released_method_transforms_only_weights() -> None:
     x, y = batches(1)[0]
     F.cross_entropy(model(x), y).backward()
     F.cross_entropy(plain(x), y).backward()
-    assert torch.equal(model[0].bias.grad, plain[0].bias.grad)
+    torch.testing.assert_close(model[0].bias.grad, plain[0].bias.grad)  # another order of summing
     assert torch.equal(model[3].bias.grad, plain[3].bias.grad)
     # the first step divides by sqrt(0 + eps)
     torch.testing.assert_close(model[3].weight.grad, plain[3].weight.grad * (0.01 / 1e-6**0.5))

@@ -146,21 +146,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.usefixtures("without_onednn")
-@pytest.mark.parametrize(
-    "keep_fp32_wrapper",
-    [
-        True,
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                raises=AssertionError,
-                strict=True,
-                reason="accelerate follows __wrapped__ from its own wrapper past the attached "
-                "forward to the plain one, and puts that on the model",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("keep_fp32_wrapper", [True, False])
 def test_unwrapping_the_model_for_a_checkpoint_changes_nothing(
     accelerator: Callable[..., Accelerator], keep_fp32_wrapper: bool
 ) -> None:

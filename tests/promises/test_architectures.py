@@ -11,7 +11,6 @@ Three oracles, each for what the others share with the code under test:
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -23,25 +22,6 @@ from virtualgrad import SVGD, explain, operators, virtual_grad
 
 LR, SCALE = 0.05, 0.1
 
-TENSOR_INDEX = pytest.mark.xfail(
-    raises=AssertionError,
-    strict=True,
-    reason="weight[i], i a tensor without axes: a view for torch, an indexing site for Intercept",
-)
-LINEAR_INPUT = pytest.mark.xfail(
-    raises=AssertionError,
-    strict=True,
-    reason="F.linear(theta, W), theta its input: linear in the graph, not in sites.functions; and "
-    "then a sigma of (1, positions, features) made of parameters alone is read as picked rows",
-)
-
-
-def rows(**marks: Any) -> list[Any]:
-    """The names of all architectures; some with a mark (a name's signs as underscores)."""
-    return [
-        pytest.param(name, marks=marks.get(name.replace("-", "_"), ())) for name in ARCHITECTURES
-    ]
-
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float, name: str) -> None:
     """Relative to the whole tensor; written so that a NaN fails."""
@@ -49,7 +29,7 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float, name: str) -
     assert error <= tolerance * expected.norm().item(), (name, error)
 
 
-@pytest.mark.parametrize("name", rows(DeBERTa_v2=LINEAR_INPUT))
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_parameter_is_accounted_for(name: str) -> None:
     architecture = ARCHITECTURES[name]
     inputs, _ = architecture.batch()
@@ -64,9 +44,7 @@ def test_every_parameter_is_accounted_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("share_positions", [False, True], ids=["by position", "shared"])
-@pytest.mark.parametrize(
-    "name", rows(DeBERTa_v2=LINEAR_INPUT, Mixtral=TENSOR_INDEX, Qwen3_MoE=TENSOR_INDEX)
-)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_two_encapsulations_agree(name: str, share_positions: bool) -> None:
     architecture = ARCHITECTURES[name]
     by_ops, by_topology, plain = (architecture.model() for _ in range(3))

@@ -5,7 +5,6 @@ Found in DeBERTa-v2, whose table of relative positions goes through the layers o
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,11 +41,6 @@ class Projected(nn.Module):
         return torch.tanh(x + self.layer(self.table))
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    strict=True,
-    reason="read_layout takes the axis of size one for a picked row: r is m^2 times too large",
-)
 def test_a_leading_axis_of_size_one_makes_no_difference() -> None:
     plain, leading = Positions(leading=False), Positions(leading=True)
     x = torch.randn(BATCH, LENGTH, WIDTH).double()
@@ -71,11 +65,6 @@ def test_r_of_such_a_value_is_of_the_whole_gradient() -> None:
     torch.testing.assert_close(state["r"], 0.1 * g.square(), rtol=1e-10, atol=0)
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    strict=True,
-    reason="F.linear is listed as linear in weight and bias, not in its input",
-)
 def test_a_parameter_as_the_input_of_a_layer() -> None:
     model, plain = Projected(), Projected()
     x = torch.randn(BATCH, LENGTH, WIDTH).double()
@@ -91,8 +80,8 @@ def test_a_parameter_as_the_input_of_a_layer() -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=0)
 
 
-def test_written_as_a_product_it_has_its_t() -> None:
-    """The same by ``@``, which is known to be linear in both factors."""
+def test_the_same_written_as_a_product() -> None:
+    """By ``@``, two ops in place of one."""
 
     class ByProduct(Projected):
         def forward(self, x: Tensor) -> Tensor:

@@ -58,8 +58,9 @@ def sum_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The root of the same, in one pass over g."""
-    g = g.abs() if g.is_complex() else g
+    """The root of the same, in one pass over g (two on a CPU, which is faster there)."""
+    if g.device.type == "cpu" or g.is_complex():
+        return sum_of_squares(g, axes).sqrt_()
     norm: Tensor = torch.linalg.vector_norm(g, dim=axes, dtype=accumulation_dtype(g.dtype))
     return norm
 
@@ -126,34 +127,57 @@ class RMS(StatefulOperator):
         """Return T(g) with given numbers, and prepare the new r."""
         if g.numel() == 0:  # an expert that got no rows: nothing to learn, nothing to divide
             return g
+        if not torch.compiler.is_compiling():
+            return self._transform_eagerly(g, site, numbers)
         layout = self._layout(site)
         viewed = g.reshape(layout.view)
-        if torch.compiler.is_compiling():
-            factor = self._gather_compiled(site.key, layout, viewed, numbers)
-        else:
-            factor = self._gather(site.key, layout, viewed, numbers)
-        factor = _with_averaged_axes(factor, layout, self.share_positions)
-        return _product(viewed, factor).reshape(g.shape)
+        factor = self._gather_compiled(site.key, layout, viewed, numbers)
+        factor = factor.reshape(layout.broadcast_shape(self.share_positions))
+        return (viewed * factor).to(g.dtype).reshape(g.shape)
 
-    def _gather(self, key: str, layout: Layout, g: Tensor, numbers: RMSSettings) -> Tensor:
-        """Add g to what the site has got since the last commit; s / sqrt(r + eps)."""
+    def _transform_eagerly(self, g: Tensor, site: Site, numbers: RMSSettings) -> Tensor:
+        running = self._sites.kept.get(site.key)
+        if running is None or running.site is not site or running.r.device != g.device:
+            running = self._begin(g, site)
+        viewed = g if running.view is None else g.reshape(running.view)
+        factor = self._gather(running, viewed, numbers).view(running.broadcast_shape)
+        if factor.dtype == g.dtype:
+            product = viewed * factor
+        else:  # out=: one pass, computed in the factor's precision and rounded to g's once
+            product = torch.mul(viewed, factor, out=torch.empty_like(viewed))
+        return product if running.view is None else product.view(g.shape)
+
+    def _begin(self, g: Tensor, site: Site) -> Running:
+        """What is kept for a site that is new, or that has another shape than before."""
+        layout = self._layout(site)
+        viewed = g.reshape(layout.view)
         axes = layout.averaged_axes(self.share_positions)
-        like = g[tuple(0 if axis in axes else slice(None) for axis in range(g.dim()))]
-        running = self._sites.find_or_begin(key, like, g.dtype)
-        _require_shape(key, like.shape, running.r.shape)
+        like = viewed[tuple(0 if axis in axes else slice(None) for axis in range(viewed.dim()))]
+        running = self._sites.find_or_begin(site.key, like, g.dtype)
+        _require_shape(site.key, like.shape, running.r.shape)
+        running.site = site
+        running.view = None if layout.view == tuple(g.shape) else layout.view
+        running.averaged = axes
+        running.sampled = layout.sample_axis is not None
+        running.elements_of_pass = prod(layout.view[axis] for axis in axes)
+        running.samples_of_pass = layout.samples
+        running.broadcast_shape = layout.broadcast_shape(self.share_positions)
+        running.unit_is_sample = self.unit_is_sample
+        return running
+
+    def _gather(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
+        """Add g to what the site has got since the last commit; s / sqrt(r + eps)."""
+        running.rho = numbers.rho
         if running.compiled is not None:  # eager and compiled passes in turn: one way of counting
-            self._add(running.compiled, layout, g, numbers.rho)
-            used = running.r if self.stale else running.compiled.candidate
-            return _factor(used, numbers)
-        running.rho, running.unit_is_sample = float(numbers.rho), self.unit_is_sample
-        if layout.sample_axis is None:
-            running.add_gradient(_accumulated(g), axes)
+            self._add(running.compiled, running, g, numbers.rho)
+            return _factor(running.r if self.stale else running.compiled.candidate, numbers)
+        if running.sampled:
+            running.add_samples(root_of_squares(g, running.averaged))
         else:
-            elements = prod(layout.view[axis] for axis in axes)
-            running.add_samples(root_of_squares(g, axes), elements, layout.samples)
+            running.add_gradient(_accumulated(g))
         if not self.stale:
             return running.updated().add_(numbers.eps).rsqrt_().mul_(numbers.scale)
-        wanted = (float(numbers.scale), float(numbers.eps))
+        wanted = (numbers.scale, numbers.eps)
         if running.factor is None or running.factor_of != wanted:
             running.factor = (running.r + numbers.eps).rsqrt_().mul_(numbers.scale)
             running.factor_of = wanted
@@ -170,23 +194,30 @@ class RMS(StatefulOperator):
         compiled: Compiled = getattr(self._sites, name)
         if tuple(compiled.r.shape) != shape:
             _require_shape(key, shape, tuple([fixed(n) for n in compiled.r.shape]))
-        self._add(compiled, layout, g, numbers.rho)
         used = compiled.r if self.stale else compiled.candidate
-        return _factor(used, numbers)
-
-    def _add(self, compiled: Compiled, layout: Layout, g: Tensor, rho: Any) -> None:
-        axes = layout.averaged_axes(self.share_positions)
         if layout.sample_axis is None:
-            compiled.add_gradient(_accumulated(g), axes, rho=rho)
+            compiled.add_gradient(_accumulated(g), axes, rho=numbers.rho)
         else:
-            elements = prod([layout.view[axis] for axis in axes])
             compiled.add_samples(
                 sum_of_squares(g, axes),
-                elements,
+                prod([layout.view[axis] for axis in axes]),
                 layout.samples,
+                rho=numbers.rho,
+                unit_is_sample=self.unit_is_sample,
+            )
+        return _factor(used, numbers)
+
+    def _add(self, compiled: Compiled, running: Running, g: Tensor, rho: Any) -> None:
+        if running.sampled:
+            compiled.add_samples(
+                sum_of_squares(g, running.averaged),
+                running.elements_of_pass,
+                running.samples_of_pass,
                 rho=rho,
                 unit_is_sample=self.unit_is_sample,
             )
+        else:
+            compiled.add_gradient(_accumulated(g), running.averaged, rho=rho)
 
     def _layout(self, site: Site) -> Layout:
         """The site's layout; with all rows alike if its r was begun so (picked rows)."""
@@ -277,16 +308,3 @@ def _as_tensor(number: Any) -> Tensor:
 
 def _accumulated(g: Tensor) -> Tensor:
     return g if g.is_complex() else g.to(accumulation_dtype(g.dtype))
-
-
-def _product(g: Tensor, factor: Tensor) -> Tensor:
-    """The product of g and a factor, computed in the factor's precision and rounded to g's once."""
-    if torch.compiler.is_compiling():
-        return (g * factor).to(g.dtype)
-    return torch.mul(g, factor, out=torch.empty_like(g))  # one pass
-
-
-def _with_averaged_axes(r: Tensor, layout: Layout, share_positions: bool) -> Tensor:
-    """View r so that it broadcasts against g: size 1 in place of every averaged axis."""
-    averaged = layout.averaged_axes(share_positions)
-    return r.reshape([1 if axis in averaged else n for axis, n in enumerate(layout.view)])

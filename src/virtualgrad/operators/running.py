@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtualgrad.sites import Site
+
 
 class Running:
     """r at one site.
@@ -28,45 +30,57 @@ class Running:
         r: the running mean as of the last commit. It lies in memory as sigma does, sample by
             sample, so that the two are read side by side.
         committed: whether there is an r to be saved.
+        site: the site as it was last seen; what follows is read off its layout.
+        view: the shape in which its axes are counted, where that is not sigma's own.
+        averaged: the axes over which g^2 is averaged.
+        sampled: whether one of them counts samples.
+        elements_of_pass, samples_of_pass: e and m of one backward pass.
+        broadcast_shape: the shape in which r stands beside g.
         norm: root of the sum of g^2 since the last commit.
         gradient: sum of g since then, where sigma has no sample axis: there g is the gradient of
             the whole loss already, and its square is the statistic.
         elements, samples: e and m since then.
-        weight: 1 - rho and the unit of the statistic, as last used: commits need no site.
+        rho: as last used: a commit knows no sites.
         factor: s / sqrt(r + eps), made by commits for the next backward pass.
         factor_of: the s and eps of that factor.
         compiled: what compiled passes keep, at a site that one has seen.
     """
 
+    site: Site | None = None
+    view: tuple[int, ...] | None = None
+    averaged: tuple[int, ...] = ()
+    sampled: bool = True
+    elements_of_pass: int = 1
+    samples_of_pass: int = 1
+    broadcast_shape: tuple[int, ...] = ()
+    unit_is_sample: bool = False
+    norm: Tensor | None = None
+    gradient: Tensor | None = None
+    elements: int = 0
+    samples: int = 0
+    rho: float = 0.0
+    factor: Tensor | None = None
+    factor_of: tuple[float, float] | None = None
+    compiled: Compiled | None = None
+
     def __init__(self, r: Tensor, *, committed: bool) -> None:
         self.r = r
         self.committed = committed
-        self.norm: Tensor | None = None
-        self.gradient: Tensor | None = None
-        self.averaged: tuple[int, ...] = ()
-        self.elements = 0
-        self.samples = 0
-        self.rho: float = 0.0
-        self.unit_is_sample = False
-        self.factor: Tensor | None = None
-        self.factor_of: tuple[float, float] | None = None
-        self.compiled: Compiled | None = None
 
     @property
     def reached(self) -> bool:
         """Whether a backward pass may have reached the site since the last commit."""
         return self.elements > 0 or self.compiled is not None
 
-    def add_samples(self, norm: Tensor, elements: int, samples: int) -> None:
-        """Take in g by the root of its sum of squares over ``elements`` numbers."""
+    def add_samples(self, norm: Tensor) -> None:
+        """Take in g by the root of its sum of squares."""
         self.norm = norm if self.norm is None else torch.hypot(self.norm, norm)
-        self.elements += elements
-        self.samples += samples
+        self.elements += self.elements_of_pass
+        self.samples += self.samples_of_pass
 
-    def add_gradient(self, g: Tensor, averaged: tuple[int, ...]) -> None:
+    def add_gradient(self, g: Tensor) -> None:
         """Take in a g without a sample axis."""
         self.gradient = g.clone() if self.gradient is None else self.gradient + g
-        self.averaged = averaged
         self.elements = 1
 
     @property

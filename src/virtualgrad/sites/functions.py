@@ -12,6 +12,7 @@ The table of encapsulation 2, written independently of this one, is :mod:`.nodes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -159,6 +160,13 @@ class FunctionRule:
     foldable: bool = True
     pull_back: Callable[..., Tensor] | None = None
     in_place: bool = False
+
+    @functools.cached_property
+    def weight(self) -> tuple[int, str]:
+        """Position and name of the first argument in which the function is linear (by name)."""
+        names = [name for name in self.names if name in self.roles]
+        name = "weight" if "weight" in names else names[0]
+        return self.names.index(name), name
 
     def bind(self, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
         """Give every argument its name."""

@@ -46,6 +46,11 @@ class Layout:
             return tuple(a for a in range(len(self.view)) if a not in self.parameter_axes)
         return () if self.sample_axis is None else (self.sample_axis,)
 
+    def broadcast_shape(self, share_positions: bool) -> tuple[int, ...]:
+        """Shape in which such a statistic stands beside g: size 1 for every averaged axis."""
+        averaged = self.averaged_axes(share_positions)
+        return tuple([1 if axis in averaged else size for axis, size in enumerate(self.view)])
+
     def state_shape(self, share_positions: bool = False) -> tuple[int, ...]:
         """Shape of a statistic of g, such as the paper's r: ``view`` without the averaged axes."""
         averaged = self.averaged_axes(share_positions)

@@ -6,7 +6,6 @@ op has a Function of its own, in one forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from virtualgrad.sites import Site
 from virtualgrad.sites.functions import FunctionRule
 from virtualgrad.sites.site import CONVOLUTION_OPS
-from virtualgrad.virtual.convolutions import Convolution, geometry
+from virtualgrad.virtual.convolutions import Convolution, Geometry, geometry
 from virtualgrad.virtual.ops import Transforms, hold_fixed
 from virtualgrad.virtual.products import PRODUCTS
 
@@ -68,7 +67,22 @@ def _is_in(tensor: Tensor, tensors: list[Tensor]) -> bool:
     return any([tensor is other for other in tensors])
 
 
-def one_forward(op: str, bound: dict[str, Any]) -> Callable[[Transforms], Tensor] | None:
+@dataclass(frozen=True)
+class Fused:
+    """An op as a Function that needs one forward only: sigma = function(input, *others)."""
+
+    function: Any
+    others: tuple[Any, ...]
+    shape: Geometry | None = None
+
+    def run(self, transforms: Transforms, x: Tensor) -> Tensor:
+        """Run the op on an input."""
+        ahead = (transforms,) if self.shape is None else (transforms, self.shape)
+        sigma: Tensor = self.function.apply(*ahead, x, *self.others)
+        return sigma
+
+
+def one_forward(op: str, bound: dict[str, Any]) -> Fused | None:
     """The op as a Function that needs one forward only; None if it has none."""
     if any(isinstance(value, Tensor) and value.is_complex() for value in bound.values()):
         return None  # the general way conjugates as autograd does
@@ -76,11 +90,9 @@ def one_forward(op: str, bound: dict[str, Any]) -> Callable[[Transforms], Tensor
         return None
     if op in PRODUCTS:
         function, names = PRODUCTS[op]
-        factors = [bound.get(name) for name in names]
-        return lambda transforms: function.apply(transforms, *factors)
+        return Fused(function, tuple(bound.get(name) for name in names[1:]))
     if op in CONVOLUTION_OPS:
         shape = geometry(op, bound)
         if shape is not None:
-            operands = (bound["input"], bound["weight"], bound.get("bias"))
-            return lambda transforms: Convolution.apply(transforms, shape, *operands)
+            return Fused(Convolution, (bound["weight"], bound.get("bias")), shape)
     return None

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from virtualgrad.virtual.ops import Transforms, transformed_gradients
+from virtualgrad.virtual.ops import Transforms, as_dtype, transformed_gradients
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,18 @@ class Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needed = (*ctx.needs_input_grad[2:4], ctx.bias is not None and ctx.needs_input_grad[4])
         incoming = transformed_gradients(ctx, g, ("input", "weight", "bias"), needed)
+        for_bias = incoming[2]
+        if for_bias is not None and for_bias is not incoming[1]:
+            # convolution_backward has no cheap way to a bias alone: it makes the weight's as well.
+            incoming[2] = None
         result: list[Tensor | None] = [None, None, None]
         for one in {id(t): t for t in incoming if t is not None}.values():
             mask = [t is one for t in incoming]
             shape: Geometry = ctx.shape
             found = torch.ops.aten.convolution_backward(
                 one,
-                x.to(g.dtype),  # autocast runs the op in g's dtype; every factor follows it
-                weight.to(g.dtype),
+                as_dtype(x, g.dtype),  # autocast runs the op in g's dtype; every factor follows it
+                as_dtype(weight, g.dtype),
                 None if ctx.bias is None else ctx.bias[0],
                 shape.stride,
                 shape.padding,
@@ -121,9 +125,13 @@ class Convolution(torch.autograd.Function):
             result = [
                 new if asked else old for new, asked, old in zip(found, mask, result, strict=True)
             ]
-        dtypes = (x.dtype, weight.dtype, None if ctx.bias is None else ctx.bias[1])
+        if for_bias is not None and incoming[2] is None:
+            result[2] = for_bias.sum([axis for axis in range(g.dim()) if axis != 1])
+        grad_x, grad_weight, grad_bias = result
         return (
             None,
             None,
-            *(None if t is None else t.to(dtype) for t, dtype in zip(result, dtypes, strict=True)),
+            None if grad_x is None else as_dtype(grad_x, x.dtype),
+            None if grad_weight is None else as_dtype(grad_weight, weight.dtype),
+            None if grad_bias is None else as_dtype(grad_bias, ctx.bias[1]),
         )

@@ -28,9 +28,10 @@ from virtualgrad.sites.functions import (
     FunctionRule,
     is_basic_index,
 )
-from virtualgrad.virtual.calls import Call, Use, one_forward
+from virtualgrad.virtual.calls import Call, Fused, Use, one_forward
 from virtualgrad.virtual.composites import pieces_of
 from virtualgrad.virtual.ops import Join, Transforms, tensors_in
+from virtualgrad.virtual.remembered import Layer, LeftOut, Part
 from virtualgrad.virtual.tracking import Pass, Transform, View
 
 PLANS_REMEMBERED = 10_000
@@ -70,11 +71,6 @@ def _parameter(view: View | None) -> str | None:
     return None if view is None else view.parameter
 
 
-def _another_is_on() -> bool:
-    """Whether a second optimizer has parameters of this model: it must see the op as well."""
-    return any(isinstance(mode, Intercept) for mode in _get_current_function_mode_stack())
-
-
 class Intercept(TorchFunctionMode):
     """Runs ops on tracked parameters with an extended pull-back.
 
@@ -106,6 +102,7 @@ class Intercept(TorchFunctionMode):
         self._views: dict[int, View] = {}
         self._chosen: dict[str, dict[str, bool]] = {}  # site -> parameter -> what where said
         self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._memories: dict[tuple[Any, str | None, int], LeftOut | Layer] = {}
         # Site -> the parameters that its T serves; its state is saved at the first of them.
         self.parameters_at: dict[str, tuple[str, ...]] = {}
         self.before_pass: Callable[[], None] = lambda: None
@@ -123,6 +120,8 @@ class Intercept(TorchFunctionMode):
         """Track more parameters."""
         self._parameters.update(parameters)
         self._names.update({id(p): name for name, p in parameters.items()})
+        self._memories.clear()
+        self._plans.clear()
 
     def is_replaced(self, name: str, parameter: Tensor) -> bool:
         """Whether another parameter was tracked under this name."""
@@ -193,6 +192,9 @@ class Intercept(TorchFunctionMode):
         kind = kind_of(func)
         if kind == "linear":
             rule = LINEAR[func]
+            done = self._as_before(func, rule, args, kwargs)
+            if done is not None:
+                return done
             if rule.op == "index" and is_basic_index(args[1]):
                 return self._transparent(func, args, kwargs, "view")
             return self._linear(func, rule, args, kwargs)
@@ -201,6 +203,23 @@ class Intercept(TorchFunctionMode):
         if kind == "pieces" and self._meets_parameter(args, kwargs):
             return self._piecewise(func, args, kwargs)
         return self._other(func, args, kwargs)
+
+    def _as_before(self, func: Any, rule: FunctionRule, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a layer as it was run before; None if it was not, or if something has changed."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return None
+        position, name = rule.weight
+        weight = args[position] if len(args) > position else kwargs.get(name)
+        memory = self._memories.get((func, self.path, id(weight)))
+        if memory is None or self._is_watched_by_others():
+            return None
+        return memory.run(func, args, kwargs, self._current, self.batch_dim)
+
+    def _remember_layer(self, call: Call, memory: LeftOut | Layer) -> None:
+        position, name = call.rule.weight
+        weight = call.args[position] if len(call.args) > position else call.kwargs.get(name)
+        if isinstance(weight, nn.Parameter) and id(weight) in self._names:
+            self._memories[call.function, self.path, id(weight)] = memory
 
     def _meets_parameter(self, args: tuple[Any, ...], kwargs: Any) -> bool:
         names = [self._name_of(tensor) for tensor in tensors_in((args, kwargs))]
@@ -265,16 +284,28 @@ class Intercept(TorchFunctionMode):
         key = self._key(rule, bound)
         return self._run_site(Call(func, rule, args, kwargs, bound, uses, key))
 
+    def _is_watched_by_others(self) -> bool:
+        """Whether a second optimizer has parameters of this model: it must see the op as well."""
+        if torch._C._len_torch_function_stack() == 0:
+            return False
+        return any(isinstance(mode, Intercept) for mode in _get_current_function_mode_stack())
+
     def _run_site(self, call: Call) -> Tensor:
         """Run an op at a site, with T where it is chosen."""
         chosen = {} if torch.compiler.is_compiling() else self._chosen.get(call.key, {})
         uses = [use for use in call.uses if chosen.get(use.parameter, True)]
         if not uses:  # left out by where: the plain gradient, at no cost
+            parameters = [use.tensor for use in call.uses]
+            every = [tensor for _, _, tensor in call.rule.operands(call.bound)]
+            if all(isinstance(p, nn.Parameter) for p in parameters) and len(parameters) == len(
+                [tensor for tensor in every if isinstance(tensor, nn.Parameter)]
+            ):
+                self._remember_layer(call, LeftOut(parameters))
             return call.plain()
         if len(uses) < len(call.uses):
             call = replace(call, uses=uses)
         # Compiled, the second forward of the general way is dead code, and costs nothing.
-        general = torch.compiler.is_compiling() or _another_is_on()
+        general = torch.compiler.is_compiling() or self._is_watched_by_others()
         fused = None if general else one_forward(call.rule.op, call.bound)
         if fused is not None:
             return self._run_once(call, fused)
@@ -284,16 +315,39 @@ class Intercept(TorchFunctionMode):
         plan = self._plan(call, tuple(main.shape))
         return self._join(plan, main, [call.shadow(part, call.args) for part, _ in plan])
 
-    def _run_once(self, call: Call, fused: Callable[[Transforms], Tensor]) -> Tensor:
+    def _run_once(self, call: Call, fused: Fused) -> Tensor:
         """An op with a Function of its own: one forward; its T is looked up in backward."""
         transforms: Transforms = {}
-        sigma = fused(transforms)
+        sigma = fused.run(transforms, call.bound["input"])
+        parts = []
         for part, operator in self._plan(call, tuple(sigma.shape)):
+            if operator is identity and self.operator is not identity:
+                continue  # what has no transform gets the true g
             transform = Transform(operator, part, self._current)
-            for use in call.uses:
-                if use.parameter in part.parameters:
-                    transforms[use.argument] = transform
+            served = tuple(use.argument for use in call.uses if use.parameter in part.parameters)
+            transforms.update(dict.fromkeys(served, transform))
+            parts.append((part, operator, served))
+        self._remember_once(call, fused, parts)
         return sigma
+
+    def _remember_once(self, call: Call, fused: Fused, parts: list[Part]) -> None:
+        """Remember how a layer was run, if it is one that runs as plainly the next time."""
+        others = call.args[1:]
+        tensors = [other for other in others if isinstance(other, Tensor)]
+        plain = all(isinstance(tensor, nn.Parameter) for tensor in tensors) and not call.kwargs
+        if not plain or isinstance(call.args[0], nn.Parameter):
+            return
+        key, _, number = call.key.partition("#")
+        wanted = tuple(isinstance(other, Tensor) and other.requires_grad for other in others)
+        layer = Layer(key, others, wanted, fused.run)
+        position, _ = call.rule.weight
+        known = self._memories.get((call.function, self.path, id(call.args[position])))
+        if isinstance(known, Layer) and known.is_same(call.args):
+            layer = known
+        x = call.args[0]
+        situation = (int(number or 0), x.shape, x.dtype, self._current.batch_size, self.batch_dim)
+        layer.parts[situation] = parts
+        self._remember_layer(call, layer)
 
     def _run_in_place(self, call: Call) -> Tensor:
         """Run ``x op= theta``: the pull-back into theta needs the old x, so take it first."""

@@ -111,12 +111,11 @@ def transformed_gradients(
     """
     refuse_create_graph()
     transforms: Transforms = ctx.transforms
-    needed = [yes and is_wanted(ctx, operand) for operand, yes in enumerate(needed)]
     done: dict[int, Tensor] = {}
     incoming: list[Tensor | None] = []
-    for argument, is_needed in zip(arguments, needed, strict=False):
+    for operand, (argument, is_needed) in enumerate(zip(arguments, needed, strict=False)):
         transform = transforms.get(argument)
-        if not is_needed:
+        if not is_needed or (transform is not None and not is_wanted(ctx, operand)):
             incoming.append(None)
         elif transform is None:
             incoming.append(g)
@@ -125,6 +124,11 @@ def transformed_gradients(
                 done[id(transform)] = transform(g)
             incoming.append(done[id(transform)])
     return incoming + [None] * (len(arguments) - len(incoming))
+
+
+def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a dtype; asking first is cheaper than converting to the same."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def hold_fixed(value: Any, fixed: Callable[[Tensor], bool]) -> Any:

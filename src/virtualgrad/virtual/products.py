@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from virtualgrad.virtual.ops import Transforms, transformed_gradients
+from virtualgrad.virtual.ops import Transforms, as_dtype, transformed_gradients
 
 
 class Linear(torch.autograd.Function):
@@ -45,12 +45,13 @@ class Linear(torch.autograd.Function):
         # Autocast runs the product in g's dtype; every factor follows it, and comes back.
         grad_x = grad_weight = grad_bias = None
         if for_x is not None:
-            grad_x = _rows(for_x) @ weight.to(g.dtype)
-            grad_x = grad_x.reshape(*g.shape[:-1], weight.shape[1]).to(ctx.dtypes[0])
+            grad_x = rows(for_x) @ as_dtype(weight, g.dtype)
+            grad_x = as_dtype(grad_x.view(*g.shape[:-1], weight.shape[1]), ctx.dtypes[0])
         if for_weight is not None:
-            grad_weight = (_rows(for_weight).t() @ _rows(x).to(g.dtype)).to(ctx.dtypes[1])
+            grad_weight = rows(for_weight).t() @ as_dtype(rows(x), g.dtype)
+            grad_weight = as_dtype(grad_weight, ctx.dtypes[1])
         if for_bias is not None:
-            grad_bias = _rows(for_bias).sum(0).to(ctx.dtypes[2])
+            grad_bias = as_dtype(rows(for_bias).sum(0), ctx.dtypes[2])
         return None, grad_x, grad_weight, grad_bias
 
 
@@ -77,7 +78,7 @@ class Matmul(torch.autograd.Function):
         return None, grad_a, grad_b
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def rows(tensor: Tensor) -> Tensor:
     """(..., C) -> (rows, C)."""
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
@@ -97,7 +98,7 @@ def _right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
     g, _ = _as_matrices(g, a, b)
     a_matrix = (a if a.dim() > 1 else a.unsqueeze(0)).to(g.dtype)
     if b.dim() <= 2:  # one product instead of a batch of them and a sum
-        return (_rows(a_matrix).t() @ _rows(g)).reshape(b.shape)
+        return (rows(a_matrix).t() @ rows(g)).reshape(b.shape)
     return (a_matrix.mT @ g).sum_to_size(b.shape)
 
 
