@@ -10,8 +10,8 @@ mean loss, and r, a mean of g^2, is m^2 times as large:
 
     m s / sqrt(m^2 r + m^2 eps) = s / sqrt(r + eps)
 
-So ``per-sample`` (scale m s, eps m^2 1e-6) is the released method up to rounding, and what it
-differs by in a table is what chance alone makes. ``per-sample-as-printed`` keeps Algorithm 1's
+So ``per-sample`` (scale m s, eps m^2 1e-6) is the released method up to rounding, and exactly where
+m is a power of two. ``per-sample-as-printed`` keeps Algorithm 1's
 eps = 1e-6, which there is worth m^2 times less.
 """
 
