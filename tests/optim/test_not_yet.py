@@ -8,35 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from virtualgrad import SVGD, errors
+from virtualgrad import SVGD
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-
-
-@pytest.mark.parametrize("unscale_first", [True, False])
-def test_a_grad_scaler_is_refused(unscale_first: bool) -> None:
-    model = network()
-    before = copy.deepcopy(model.state_dict())
-    optimizer = SVGD(model, 0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
-    scaler.scale(model(torch.randn(6, 4)).square().mean()).backward()
-    if unscale_first:
-        scaler.unscale_(optimizer)
-    with pytest.raises(errors.ScaledLossError, match=r"GradScaler.*bfloat16 autocast"):
-        scaler.step(optimizer)
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-
-
-def test_a_disabled_grad_scaler_is_fine() -> None:
-    model = network()
-    optimizer = SVGD(model, 0.1)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    scaler.scale(model(torch.randn(6, 4)).square().mean()).backward()
-    scaler.step(optimizer)
-    assert len(optimizer.operator.state) == 2
 
 
 def test_several_processes_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:

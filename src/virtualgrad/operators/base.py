@@ -33,7 +33,11 @@ class StatefulOperator(ABC):
 
     Attributes:
         state: site key -> named tensors, as of the last commit.
+        loss_scale: the factor of the loss, where the operator knows what to do with it; None where
+            it is handed g without that factor.
     """
+
+    loss_scale: float | None = None
 
     def __init__(self) -> None:
         self.state: dict[str, SiteState] = {}

@@ -67,11 +67,12 @@ def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class RMSSettings:
-    """The numbers of Algorithm 1 at one site: s, rho and eps."""
+    """The numbers of Algorithm 1 at one site: s, rho and eps; and the factor of the loss."""
 
     scale: Any = 1.0  # numbers, or tensors in a compiled pass
     rho: Any = 0.9
     eps: Any = 1e-6
+    loss_scale: Any = 1.0
 
 
 class RMS(StatefulOperator):
@@ -89,6 +90,8 @@ class RMS(StatefulOperator):
         settings: the numbers at a given site, where they differ from site to site; it overrides
             ``scale``, ``rho`` and ``eps``.
     """
+
+    loss_scale: float = 1.0
 
     def __init__(
         self,
@@ -119,7 +122,10 @@ class RMS(StatefulOperator):
         return _AtSite(
             self,
             RMSSettings(
-                _as_tensor(numbers.scale), _as_tensor(numbers.rho), _as_tensor(numbers.eps)
+                _as_tensor(numbers.scale),
+                _as_tensor(numbers.rho),
+                _as_tensor(numbers.eps),
+                _as_tensor(numbers.loss_scale),
             ),
         )
 
@@ -167,9 +173,9 @@ class RMS(StatefulOperator):
 
     def _gather(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
         """Add g to what the site has got since the last commit; s / sqrt(r + eps)."""
-        running.rho = numbers.rho
+        running.rho, running.loss_scale = numbers.rho, self.loss_scale
         if running.compiled is not None:  # eager and compiled passes in turn: one way of counting
-            self._add(running.compiled, running, g, numbers.rho)
+            self._add(running.compiled, running, g, numbers)
             return _factor(running.r if self.stale else running.compiled.candidate, numbers)
         if running.sampled:
             running.add_samples(root_of_squares(g, running.averaged))
@@ -196,10 +202,10 @@ class RMS(StatefulOperator):
             _require_shape(key, shape, tuple([fixed(n) for n in compiled.r.shape]))
         used = compiled.r if self.stale else compiled.candidate
         if layout.sample_axis is None:
-            compiled.add_gradient(_accumulated(g), axes, rho=numbers.rho)
+            compiled.add_gradient(_accumulated(g) / numbers.loss_scale, axes, rho=numbers.rho)
         else:
             compiled.add_samples(
-                sum_of_squares(g, axes),
+                sum_of_squares(g, axes) / numbers.loss_scale**2,
                 prod([layout.view[axis] for axis in axes]),
                 layout.samples,
                 rho=numbers.rho,
@@ -207,17 +213,18 @@ class RMS(StatefulOperator):
             )
         return _factor(used, numbers)
 
-    def _add(self, compiled: Compiled, running: Running, g: Tensor, rho: Any) -> None:
+    def _add(self, compiled: Compiled, running: Running, g: Tensor, numbers: RMSSettings) -> None:
         if running.sampled:
             compiled.add_samples(
-                sum_of_squares(g, running.averaged),
+                sum_of_squares(g, running.averaged) / self.loss_scale**2,
                 running.elements_of_pass,
                 running.samples_of_pass,
-                rho=rho,
+                rho=numbers.rho,
                 unit_is_sample=self.unit_is_sample,
             )
         else:
-            compiled.add_gradient(_accumulated(g), running.averaged, rho=rho)
+            gradient = _accumulated(g) / self.loss_scale
+            compiled.add_gradient(gradient, running.averaged, rho=numbers.rho)
 
     def _layout(self, site: Site) -> Layout:
         """The site's layout; with all rows alike if its r was begun so (picked rows)."""
@@ -262,6 +269,18 @@ class RMS(StatefulOperator):
     def rollback(self) -> None:
         """Forget what the backward calls since the last commit have brought."""
         rollback_all(list(self._sites.kept.values()))
+
+    def scale_was(self, loss_scale: float) -> bool:
+        """Be told of the loss's factor after the backward pass; whether that is not too late.
+
+        It is where T did not need the new r, and no compiled pass has written it already.
+        """
+        sites = [site for site in self._sites.kept.values() if site.reached]
+        if not self.stale or any(site.compiled is not None for site in sites):
+            return False
+        for site in sites:
+            site.loss_scale = loss_scale
+        return True
 
     def has_prepared(self) -> bool:
         """Whether a backward pass may have reached a site since the last commit."""

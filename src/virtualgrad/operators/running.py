@@ -41,6 +41,7 @@ class Running:
             the whole loss already, and its square is the statistic.
         elements, samples: e and m since then.
         rho: as last used: a commit knows no sites.
+        loss_scale: the factor of the loss, and so of g, since the last commit.
         factor: s / sqrt(r + eps), made by commits for the next backward pass.
         factor_of: the s and eps of that factor.
         compiled: what compiled passes keep, at a site that one has seen.
@@ -59,6 +60,7 @@ class Running:
     elements: int = 0
     samples: int = 0
     rho: float = 0.0
+    loss_scale: float = 1.0
     factor: Tensor | None = None
     factor_of: tuple[float, float] | None = None
     compiled: Compiled | None = None
@@ -86,7 +88,7 @@ class Running:
     @property
     def weight(self) -> float:
         """(1 - rho) u^2 / e, the weight of the sum of squares in the new r."""
-        unit = self.samples if self.unit_is_sample else 1
+        unit = (self.samples if self.unit_is_sample else 1) / self.loss_scale
         return (1 - self.rho) * unit * unit / self.elements
 
     def updated(self) -> Tensor:
@@ -95,7 +97,8 @@ class Running:
         if self.norm is not None:
             return decayed.addcmul_(self.norm, self.norm, value=self.weight)
         if self.gradient is not None:
-            return decayed.add_(mean_square(self.gradient, self.averaged), alpha=1 - self.rho)
+            weight = (1 - self.rho) / self.loss_scale**2
+            return decayed.add_(mean_square(self.gradient, self.averaged), alpha=weight)
         return self.r
 
     def witness(self) -> Tensor:
@@ -172,7 +175,8 @@ def commit_all(sites: Sequence[Running]) -> None:
             torch._foreach_addcmul_([site.r for site in sampled], norms, norms, weights)
         for site in group:
             if site.gradient is not None:
-                site.r.add_(mean_square(site.gradient, site.averaged), alpha=1 - rho)
+                weight = (1 - rho) / site.loss_scale**2
+                site.r.add_(mean_square(site.gradient, site.averaged), alpha=weight)
     for site in sites:
         site.committed = site.committed or site.reached
     rollback_all(sites)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from virtualgrad.errors import DetachedError, ModelError, NonFiniteError, ScaledLossError
@@ -28,13 +29,17 @@ from virtualgrad.virtual import Attachment, Intercept, named_parameters, unwrap
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
 
-def _forget_cleared(this: weakref.ref[VirtualGradientDescent]) -> None:
-    """Forget what backward prepared if its gradients were thrown away since.
+def _begin_pass(this: weakref.ref[VirtualGradientDescent]) -> None:
+    """Before a forward pass: read the factor of the loss, and forget what was thrown away.
 
-    ``model.zero_grad()`` and ``p.grad = None`` do so without telling the optimizer.
+    ``model.zero_grad()`` and ``p.grad = None`` throw gradients away without telling the optimizer.
     """
     optimizer = this()
-    if optimizer is None or not optimizer._transaction.has_prepared():
+    if optimizer is None:
+        return
+    if optimizer.grad_scaler is not None:
+        optimizer._set_loss_scale(optimizer._loss_scale())
+    if not optimizer._transaction.has_prepared():
         return
     if all(_is_cleared(p.grad) for _, p in optimizer._named_parameters()):
         optimizer._transaction.rollback()
@@ -61,6 +66,8 @@ class VirtualGradientDescent(Optimizer):
         nonfinite: what ``step()`` does on a NaN or infinite gradient: ``"raise"`` an error or
             ``"skip"`` the step. Parameters and state stay as they were in both cases. (Steps in
             a captured CUDA graph are not checked: the host does not see them.)
+        grad_scaler: the torch.amp.GradScaler that scales the loss. T must know the factor; where
+            it is not given, ``step()`` takes it from the scaler if that is early enough, or raises.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class VirtualGradientDescent(Optimizer):
         params: Params | None = None,
         batch_dim: int = 0,
         nonfinite: str = "raise",
+        grad_scaler: GradScaler | None = None,
         **defaults: Any,
     ) -> None:
         checks.require_model(model)
@@ -90,6 +98,7 @@ class VirtualGradientDescent(Optimizer):
         self.operator = operator
         self._transaction = as_stateful(operator)
         self.nonfinite = nonfinite
+        self.grad_scaler = grad_scaler
         self._group_index: dict[str, int] = {}
         self._attachment = None
         super().__init__(self._named_groups(params, named), defaults)
@@ -106,7 +115,7 @@ class VirtualGradientDescent(Optimizer):
             group_of=group_of,
             batch_dim=batch_dim,
         )
-        intercept.before_pass = functools.partial(_forget_cleared, this)
+        intercept.before_pass = functools.partial(_begin_pass, this)
         self._attachment = Attachment(model, intercept)
         checks.claim(self._named_parameters(), self._attachment)
         weakref.finalize(self, self._attachment.detach)
@@ -157,7 +166,7 @@ class VirtualGradientDescent(Optimizer):
         if self._attachment is not None:
             self._forget_replaced(group["params"])
         super().add_param_group(group)
-        self._mirrors.renew(self.param_groups)
+        self._mirrors.renew(self.param_groups, self._loss_scale())
         self._group_index |= dict.fromkeys(names, len(self.param_groups) - 1)
         if self._attachment is not None:
             self._attachment.intercept.track(dict(self._named_parameters()))
@@ -218,7 +227,7 @@ class VirtualGradientDescent(Optimizer):
         """Clear the gradients, and what an operator has prepared from them."""
         super().zero_grad(set_to_none)
         if self._attachment is not None:
-            self._mirrors.renew(self.param_groups)
+            self._mirrors.renew(self.param_groups, self._loss_scale())
             self._transaction.rollback()
             self._attachment.intercept.end_step()
 
@@ -226,25 +235,58 @@ class VirtualGradientDescent(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step along the virtual gradients that backward has left in ``.grad``."""
         attachment = self._attached()
-        if hasattr(self, "found_inf"):
-            raise ScaledLossError.of(
-                given="a step by torch.amp.GradScaler: the loss was scaled before backward",
-                allowed="losses as they are: T forgets the scale of g, so undoing it afterwards "
-                "would shrink the step",
-                todo="use bfloat16 autocast without a GradScaler, or GradScaler(enabled=False)",
-            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._mirrors.renew(self.param_groups, is_late=True)
-        if self._refuse_nonfinite():
+        self._mirrors.renew(self.param_groups, self._loss_scale(), is_late=True)
+        if self._refuse_scaled() or self._refuse_nonfinite():
             return loss
         for group in self.param_groups:
             self._step_group(group)
         self._transaction.commit()
         attachment.intercept.end_step()
         return loss
+
+    def _loss_scale(self) -> float:
+        """The factor of the loss in the next backward pass."""
+        return 1.0 if self.grad_scaler is None else float(self.grad_scaler.get_scale())
+
+    def _set_loss_scale(self, scale: float) -> None:
+        self._attached().intercept.loss_scale = scale
+        if self._transaction.loss_scale is not None:
+            self._transaction.loss_scale = scale
+
+    def _refuse_scaled(self) -> bool:
+        """Under a GradScaler: undo its factor; whether it found infinities, to skip the step."""
+        given = vars(self)  # set there by the scaler for the time of this call
+        found, scale = given.get("found_inf"), given.get("grad_scale")
+        if found is None:
+            return False
+        if self.grad_scaler is None and not self._learn_scale(scale):
+            given.pop("found_inf")
+            given.pop("grad_scale", None)
+            self._transaction.rollback()
+            raise ScaledLossError.of(
+                given="a step by a torch.amp.GradScaler that the optimizer does not know",
+                allowed="losses as they are, or a scaler that T knows of: T forgets the scale of "
+                "g, so undoing it afterwards would shrink the step",
+                todo=f"pass it, {type(self).__name__}(model, ..., grad_scaler=scaler), or set "
+                "optimizer.grad_scaler = scaler",
+            )
+        if bool(found.sum() > 0) or self._transaction.nonfinite_sites():
+            self._transaction.rollback()
+            self._attached().intercept.end_step()
+            return True
+        if scale is not None:
+            grads = [p.grad for _, p in self._named_parameters() if p.grad is not None]
+            torch._foreach_div_(grads, float(scale))
+        return False
+
+    def _learn_scale(self, scale: Tensor | None) -> bool:
+        """Take the factor from a scaler at the last moment; whether that is not too late."""
+        was_told = getattr(self._transaction, "scale_was", None)
+        return scale is not None and was_told is not None and was_told(float(scale))
 
     def _step_group(self, group: dict[str, Any]) -> None:
         params = [p for p in group["params"] if p.grad is not None]
@@ -313,7 +355,7 @@ class VirtualGradientDescent(Optimizer):
                 else:
                     plain_state.setdefault(index, {})[entry] = value
         super().load_state_dict({**state_dict, "state": plain_state})
-        self._mirrors.renew(self.param_groups)
+        self._mirrors.renew(self.param_groups, self._loss_scale())
         self._transaction.rollback()
         self._transaction.state = operator_state
         attachment.intercept.parameters_at |= parameters_at

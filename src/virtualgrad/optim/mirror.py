@@ -25,6 +25,7 @@ class Mirrors:
     def __init__(self) -> None:
         self._groups: Sequence[dict[str, Any]] = ()
         self._shown: dict[int, tuple[float, ...]] = {}
+        self._loss_scale = 1.0
 
     @settled_while_tracing
     def prepare(self, index: int) -> str:
@@ -40,15 +41,18 @@ class Mirrors:
             self._shown[index] = numbers
         return name
 
-    def renew(self, groups: Sequence[dict[str, Any]], *, is_late: bool = False) -> None:
+    def renew(
+        self, groups: Sequence[dict[str, Any]], loss_scale: float, *, is_late: bool = False
+    ) -> None:
         """Copy what the groups say now.
 
         Args:
             groups: the parameter groups.
+            loss_scale: the factor of the loss.
             is_late: whether a backward pass has been made since the last time, so that it went by
                 the numbers of then.
         """
-        self._groups = groups
+        self._groups, self._loss_scale = groups, loss_scale
         for index, shown in self._shown.items():
             numbers = self._numbers(index)
             if numbers != shown:
@@ -64,9 +68,10 @@ class Mirrors:
                     )
 
     def _numbers(self, index: int) -> tuple[float, ...]:
-        return tuple(float(self._groups[index][name]) for name in NUMBERS)
+        numbers = [float(self._groups[index][name]) for name in NUMBERS]
+        return (*numbers, self._loss_scale)
 
 
 def _change(old: Sequence[float], new: Sequence[float]) -> str:
-    pairs = zip(NUMBERS, old, new, strict=True)
+    pairs = zip((*NUMBERS, "the loss scale"), old, new, strict=True)
     return ", ".join(f"{name} went from {a:g} to {b:g}" for name, a, b in pairs if a != b)

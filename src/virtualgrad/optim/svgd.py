@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from virtualgrad.errors import DetachedError
 from virtualgrad.operators import RMS, RMSSettings
@@ -45,6 +46,7 @@ class SVGD(VirtualGradientDescent):
         loss_reduction: whether the loss is the ``"mean"`` or the ``"sum"`` over the samples.
         batch_dim: the axis of the inputs that counts samples (1 for time-first sequences).
         nonfinite: on a NaN or infinite gradient ``"raise"`` an error or ``"skip"`` the step.
+        grad_scaler: the torch.amp.GradScaler that scales the loss, if there is one.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class SVGD(VirtualGradientDescent):
         loss_reduction: str = "mean",
         batch_dim: int = 0,
         nonfinite: str = "raise",
+        grad_scaler: GradScaler | None = None,
     ) -> None:
         checks.require_choice("loss_reduction", loss_reduction, ("mean", "sum"))
         this = weakref.ref(self)  # the model must not keep its optimizer alive
@@ -81,7 +84,7 @@ class SVGD(VirtualGradientDescent):
             index = optimizer._group_index[site.parameters[0]]
             if torch.compiler.is_compiling():
                 numbers = getattr(mirrors, mirrors.prepare(index))
-                return RMSSettings(numbers[0], numbers[1], numbers[2])
+                return RMSSettings(numbers[0], numbers[1], numbers[2], numbers[3])
             group = optimizer.param_groups[index]
             return RMSSettings(group["scale"], group["rho"], group["eps"])
 
@@ -102,6 +105,7 @@ class SVGD(VirtualGradientDescent):
             params=params,
             batch_dim=batch_dim,
             nonfinite=nonfinite,
+            grad_scaler=grad_scaler,
             scale=scale,
             rho=rho,
             eps=eps,

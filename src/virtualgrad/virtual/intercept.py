@@ -96,6 +96,7 @@ class Intercept(TorchFunctionMode):
         self.where = where
         self.group_of = group_of
         self.batch_dim = batch_dim
+        self.loss_scale = 1.0
         self.path: str | None = None  # of the module that runs; None outside of the model
         self._names: dict[int, str] = {}
         self._parameters: dict[str, Tensor] = {}  # kept alive: an id stays its parameter's own
@@ -138,7 +139,7 @@ class Intercept(TorchFunctionMode):
         """
         if torch.compiler.is_compiling():
             uses = self._uses_in_training if training else self._uses_in_eval
-            self._current = Pass(batch_size, training, uses)
+            self._current = Pass(batch_size, training, uses, loss_scale=self.loss_scale)
             return
         task = torch._C._current_graph_task_id()
         if task == -1:
@@ -150,7 +151,7 @@ class Intercept(TorchFunctionMode):
         else:
             current = self._recomputed(task, training)
         # A checkpoint that is recomputed may begin in the middle: the batch is that of the call.
-        current.batch_size = self._batch_size
+        current.batch_size, current.loss_scale = self._batch_size, self.loss_scale
         self._live = weakref.ref(current)
         self._current = current
 

@@ -16,12 +16,14 @@ class Pass:
     """One forward pass: it numbers the uses of a parameter until a backward pass consumes it.
 
     The graph holds it, so it also ends when a graph is thrown away without a backward pass.
+    ``loss_scale`` is the factor of the loss (a GradScaler's).
     """
 
     batch_size: int | None
     training: bool = True
     uses: dict[str, int] = field(default_factory=dict)
     consumed: bool = False
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,4 +53,9 @@ class Transform:
         """Return T(g); the pass is consumed by it."""
         if not torch.compiler.is_compiling():
             self.current.consumed = True
-        return apply_operator(self.operator, g, self.site)
+        scale = self.current.loss_scale
+        if scale == 1 or getattr(self.operator, "loss_scale", None) is not None:
+            return apply_operator(self.operator, g, self.site)
+        # T of the loss itself, in a precision that holds it; the result has the factor again.
+        unscaled = g.to(torch.promote_types(g.dtype, torch.float32)) / scale
+        return (apply_operator(self.operator, unscaled, self.site) * scale).to(g.dtype)
