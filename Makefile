@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test lint format clean
+.PHONY: help setup reproduce test lint format docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ lint: setup  ## ruff and mypy, changing nothing
 format: setup  ## let ruff format and fix what it safely can
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: setup  ## build the site into build/site; every warning is an error
+	$(BIN)/mkdocs build --strict
 
 clean:  ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist .coverage .coverage.* htmlcov .hypothesis .pytest_cache .ruff_cache .mypy_cache

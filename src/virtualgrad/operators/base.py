@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,9 +35,11 @@ class StatefulOperator(ABC):
         state: site key -> named tensors, as of the last commit.
         loss_scale: the factor of the loss, where the operator knows what to do with it; None where
             it is handed g without that factor.
+        ranks: the processes that share a batch, if there are several.
     """
 
     loss_scale: float | None = None
+    ranks: Any = None
 
     def __init__(self) -> None:
         self.state: dict[str, SiteState] = {}
@@ -52,6 +54,9 @@ class StatefulOperator(ABC):
         A compiled backward pass has no host to ask for them.
         """
         return self
+
+    def reduce(self) -> None:  # noqa: B027 - most operators have nothing to reduce
+        """Before a commit: make what was prepared that of all ranks."""
 
     @abstractmethod
     def commit(self) -> None:
@@ -122,6 +127,16 @@ class Compose(StatefulOperator):
         self.operators = operators
 
     @property
+    def ranks(self) -> Any:
+        """The processes that share a batch."""
+        return next((operator.ranks for operator in self.stateful), None)
+
+    @ranks.setter
+    def ranks(self, ranks: Any) -> None:
+        for operator in self.stateful:
+            operator.ranks = ranks
+
+    @property
     def stateful(self) -> list[StatefulOperator]:
         """The members that keep a state, in order."""
         return [o for o in self.operators if isinstance(o, StatefulOperator)]
@@ -154,6 +169,11 @@ class Compose(StatefulOperator):
         return _Chain(
             [o.at(site) if isinstance(o, StatefulOperator) else o for o in self.operators]
         )
+
+    def reduce(self) -> None:
+        """Reduce every member."""
+        for operator in self.stateful:
+            operator.reduce()
 
     def commit(self) -> None:
         """Commit every member."""

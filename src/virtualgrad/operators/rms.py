@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.compiling import fixed
+from virtualgrad.errors import OperatorError
 from virtualgrad.operators.base import (
     Operator,
     SiteState,
@@ -108,6 +109,8 @@ class RMS(StatefulOperator):
         self._sites = RunningSites()
         numbers = RMSSettings(scale, rho, eps)
         self.settings = settings or (lambda site: numbers)
+        # By the key of a site: all that a commit knows of one that was compiled.
+        self.rho_at: Callable[[str], float] = lambda key: rho
         self.stale = stale
         self.share_positions = share_positions
         self.unit_is_sample = per_sample and loss_reduction == "mean"
@@ -131,8 +134,8 @@ class RMS(StatefulOperator):
 
     def transform(self, g: Tensor, site: Site, numbers: RMSSettings) -> Tensor:
         """Return T(g) with given numbers, and prepare the new r."""
-        if g.numel() == 0:  # an expert that got no rows: nothing to learn, nothing to divide
-            return g
+        if g.numel() == 0 and (self.stale or self.ranks is None):
+            return g  # an expert that got no rows: nothing to learn, nothing to divide
         if not torch.compiler.is_compiling():
             return self._transform_eagerly(g, site, numbers)
         layout = self._layout(site)
@@ -177,10 +180,17 @@ class RMS(StatefulOperator):
         if running.compiled is not None:  # eager and compiled passes in turn: one way of counting
             self._add(running.compiled, running, g, numbers)
             return _factor(running.r if self.stale else running.compiled.candidate, numbers)
+        now = None if self.stale else self.ranks  # T needs the new r of all ranks
         if running.sampled:
-            running.add_samples(root_of_squares(g, running.averaged))
+            brought = (
+                root_of_squares(g, running.averaged),
+                running.elements_of_pass,
+                running.samples_of_pass,
+            )
+            running.add_samples(*(brought if now is None else now.sum_pass(*brought)))
         else:
-            running.add_gradient(_accumulated(g))
+            gradient = _accumulated(g)
+            running.add_gradient(gradient if now is None else now.mean(gradient))
         if not self.stale:
             return running.updated().add_(numbers.eps).rsqrt_().mul_(numbers.scale)
         wanted = (numbers.scale, numbers.eps)
@@ -191,6 +201,12 @@ class RMS(StatefulOperator):
 
     def _gather_compiled(self, key: str, layout: Layout, g: Tensor, numbers: RMSSettings) -> Tensor:
         """The same in a compiled pass."""
+        if self.ranks is not None and not self.stale:
+            raise OperatorError.of(
+                given=f"r updated first at {key}, in a compiled pass on several processes",
+                allowed="stale=True there: T would need the other processes in the middle of it",
+                todo="pass stale=True, or do not compile",
+            )
         axes = layout.averaged_axes(self.share_positions)
         kept = [axis for axis in range(len(layout.view)) if axis not in axes]
         shape = tuple([fixed(layout.view[axis]) for axis in kept])
@@ -259,6 +275,21 @@ class RMS(StatefulOperator):
                 sites[key] = Running(r, committed=True)
         rollback_all(list(sites.values()))
         renew_factors(list(sites.values()))
+
+    def reduce(self) -> None:
+        """Make what was gathered that of all ranks; in the backward pass already if not stale."""
+        if self.ranks is None or not self.stale:
+            return
+        sites = self._sites.kept
+        compiled = [(key, site) for key, site in sites.items() if site.compiled is not None]
+        for key, site in compiled:
+            site.unit_is_sample, site.rho = self.unit_is_sample, self.rho_at(key)
+            site.take_from_compiled()
+        self.ranks.sum_all(sites)
+        for site in sites.values():  # also where only others came by
+            site.unit_is_sample = self.unit_is_sample
+        for _, site in compiled:
+            site.give_to_compiled()
 
     def commit(self) -> None:
         """Update r at every site that a backward pass has reached."""

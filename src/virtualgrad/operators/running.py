@@ -74,11 +74,11 @@ class Running:
         """Whether a backward pass may have reached the site since the last commit."""
         return self.elements > 0 or self.compiled is not None
 
-    def add_samples(self, norm: Tensor) -> None:
-        """Take in g by the root of its sum of squares."""
+    def add_samples(self, norm: Tensor, elements: int, samples: int) -> None:
+        """Take in g by the root of its sum of squares, and its e and m."""
         self.norm = norm if self.norm is None else torch.hypot(self.norm, norm)
-        self.elements += self.elements_of_pass
-        self.samples += self.samples_of_pass
+        self.elements += elements
+        self.samples += samples
 
     def add_gradient(self, g: Tensor) -> None:
         """Take in a g without a sample axis."""
@@ -89,7 +89,7 @@ class Running:
     def weight(self) -> float:
         """(1 - rho) u^2 / e, the weight of the sum of squares in the new r."""
         unit = (self.samples if self.unit_is_sample else 1) / self.loss_scale
-        return (1 - self.rho) * unit * unit / self.elements
+        return (1 - self.rho) * unit * unit / max(self.elements, 1)
 
     def updated(self) -> Tensor:
         """The new r, as a commit would make it now."""
@@ -100,6 +100,26 @@ class Running:
             weight = (1 - self.rho) / self.loss_scale**2
             return decayed.add_(mean_square(self.gradient, self.averaged), alpha=weight)
         return self.r
+
+    def take_from_compiled(self) -> None:
+        """Take what compiled passes have brought, as if eager ones had."""
+        assert self.compiled is not None
+        elements, samples = (round(number) for number in self.compiled.counts.tolist())
+        if not elements:
+            return
+        self.elements, self.samples = elements, samples
+        if self.compiled.gradient is not None:
+            self.gradient, self.elements = self.compiled.gradient.clone(), 1
+        else:
+            added = (self.compiled.candidate - self.rho * self.r).clamp_(min=0)
+            self.norm = added.div_(self.weight).sqrt_()
+
+    def give_to_compiled(self) -> None:
+        """Make what was taken, and reduced since, the candidate again."""
+        assert self.compiled is not None
+        if self.elements:
+            self.compiled.candidate.copy_(self.updated())
+        self.begin_anew()
 
     def witness(self) -> Tensor:
         """A tensor that is finite if every g since the last commit was."""
@@ -149,6 +169,7 @@ class Compiled:
         """Take in a g without a sample axis."""
         assert self.gradient is not None
         self.gradient.add_(g)
+        self.counts.add_(1)  # reached
         statistic = mean_square(self.gradient, averaged)
         self.candidate.copy_(rho * self.r + (1 - rho) * statistic)
 

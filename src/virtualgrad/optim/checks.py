@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
-import warnings
 import weakref
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -76,19 +74,6 @@ def require_model(model: Any) -> None:
             allowed="a torch.nn.Module: virtual gradients depend on ops, not on parameters alone",
             todo="pass the model itself; name some of its parameters with params=",
         )
-
-
-def warn_of_several_processes() -> None:
-    """Warn that r is each process's own: ranks together are not yet one process."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        ranks = distributed.get_world_size()
-        if ranks > 1:
-            warnings.warn(
-                f"virtual gradients on {ranks} processes: each keeps an r of its own batch, so the "
-                "result differs from one process with the whole batch; this is not supported yet",
-                stacklevel=4,
-            )
 
 
 # Parameter -> the attachment that has it. Weak both ways: it keeps nothing alive.

@@ -22,6 +22,7 @@ from virtualgrad.errors import DetachedError, ModelError, NonFiniteError, Scaled
 from virtualgrad.operators import Operator, as_stateful, identity
 from virtualgrad.optim import checks
 from virtualgrad.optim.mirror import Mirrors
+from virtualgrad.optim.processes import find_ranks
 from virtualgrad.optim.update import decay, descend
 from virtualgrad.sites import Where, every_linear_site
 from virtualgrad.virtual import Attachment, Intercept, named_parameters, unwrap
@@ -68,6 +69,9 @@ class VirtualGradientDescent(Optimizer):
             a captured CUDA graph are not checked: the host does not see them.)
         grad_scaler: the torch.amp.GradScaler that scales the loss. T must know the factor; where
             it is not given, ``step()`` takes it from the scaler if that is early enough, or raises.
+        process_group: the processes that share a batch, as in DistributedDataParallel; "auto" for
+            those of the DDP model, or else all that torch.distributed knows; None for this one
+            alone.
     """
 
     def __init__(
@@ -83,12 +87,12 @@ class VirtualGradientDescent(Optimizer):
         batch_dim: int = 0,
         nonfinite: str = "raise",
         grad_scaler: GradScaler | None = None,
+        process_group: Any = "auto",
         **defaults: Any,
     ) -> None:
         checks.require_model(model)
         checks.require_choice("nonfinite", nonfinite, ("raise", "skip"))
         checks.require_predicate(where)
-        checks.warn_of_several_processes()
         named = named_parameters(model)
         checks.require_parameters(named, model)
         defaults |= {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
@@ -118,6 +122,7 @@ class VirtualGradientDescent(Optimizer):
         intercept.before_pass = functools.partial(_begin_pass, this)
         self._attachment = Attachment(model, intercept)
         checks.claim(self._named_parameters(), self._attachment)
+        self._join_ranks(model, process_group)
         weakref.finalize(self, self._attachment.detach)
 
     _step_supports_amp_scaling = True  # has a GradScaler tell us of itself, see step()
@@ -240,6 +245,7 @@ class VirtualGradientDescent(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._mirrors.renew(self.param_groups, self._loss_scale(), is_late=True)
+        self._transaction.reduce()
         if self._refuse_scaled() or self._refuse_nonfinite():
             return loss
         for group in self.param_groups:
@@ -248,14 +254,25 @@ class VirtualGradientDescent(Optimizer):
         attachment.intercept.end_step()
         return loss
 
+    def _join_ranks(self, model: nn.Module, process_group: Any) -> None:
+        """Share statistics with the processes that share the batch."""
+        device = self.param_groups[0]["params"][0].device
+        self._transaction.ranks = find_ranks(model, process_group, device, self._transaction)
+        ranks = self._transaction.ranks
+        self._attached().intercept.ranks = 1 if ranks is None else ranks.size
+        self._set_loss_scale(self._loss_scale())
+
     def _loss_scale(self) -> float:
         """The factor of the loss in the next backward pass."""
         return 1.0 if self.grad_scaler is None else float(self.grad_scaler.get_scale())
 
     def _set_loss_scale(self, scale: float) -> None:
-        self._attached().intercept.loss_scale = scale
+        ranks = self._transaction.ranks
         if self._transaction.loss_scale is not None:
             self._transaction.loss_scale = scale
+        elif ranks is not None:  # the loss of a rank is W times its share in the loss of all
+            scale *= ranks.size
+        self._attached().intercept.loss_scale = scale
 
     def _refuse_scaled(self) -> bool:
         """Under a GradScaler: undo its factor; whether it found infinities, to skip the step."""

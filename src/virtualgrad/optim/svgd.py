@@ -47,6 +47,8 @@ class SVGD(VirtualGradientDescent):
         batch_dim: the axis of the inputs that counts samples (1 for time-first sequences).
         nonfinite: on a NaN or infinite gradient ``"raise"`` an error or ``"skip"`` the step.
         grad_scaler: the torch.amp.GradScaler that scales the loss, if there is one.
+        process_group: the processes that share a batch; "auto" for those of a DDP model, or else
+            all of torch.distributed; None for this one alone.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class SVGD(VirtualGradientDescent):
         batch_dim: int = 0,
         nonfinite: str = "raise",
         grad_scaler: GradScaler | None = None,
+        process_group: Any = "auto",
     ) -> None:
         checks.require_choice("loss_reduction", loss_reduction, ("mean", "sum"))
         this = weakref.ref(self)  # the model must not keep its optimizer alive
@@ -106,10 +109,20 @@ class SVGD(VirtualGradientDescent):
             batch_dim=batch_dim,
             nonfinite=nonfinite,
             grad_scaler=grad_scaler,
+            process_group=process_group,
             scale=scale,
             rho=rho,
             eps=eps,
         )
+
+        def rho_at(key: str) -> float:
+            optimizer = this()
+            assert optimizer is not None
+            name = optimizer._attached().intercept.parameters_at[key][0]
+            group = optimizer.param_groups[optimizer._group_index[name]]
+            return float(group["rho"])
+
+        operator.rho_at = rho_at
 
     @classmethod
     def released(

@@ -97,6 +97,7 @@ class Intercept(TorchFunctionMode):
         self.group_of = group_of
         self.batch_dim = batch_dim
         self.loss_scale = 1.0
+        self.ranks = 1
         self.path: str | None = None  # of the module that runs; None outside of the model
         self._names: dict[int, str] = {}
         self._parameters: dict[str, Tensor] = {}  # kept alive: an id stays its parameter's own
@@ -139,7 +140,9 @@ class Intercept(TorchFunctionMode):
         """
         if torch.compiler.is_compiling():
             uses = self._uses_in_training if training else self._uses_in_eval
-            self._current = Pass(batch_size, training, uses, loss_scale=self.loss_scale)
+            self._current = Pass(
+                batch_size, training, uses, loss_scale=self.loss_scale, ranks=self.ranks
+            )
             return
         task = torch._C._current_graph_task_id()
         if task == -1:
@@ -151,7 +154,8 @@ class Intercept(TorchFunctionMode):
         else:
             current = self._recomputed(task, training)
         # A checkpoint that is recomputed may begin in the middle: the batch is that of the call.
-        current.batch_size, current.loss_scale = self._batch_size, self.loss_scale
+        current.batch_size = self._batch_size
+        current.loss_scale, current.ranks = self.loss_scale, self.ranks
         self._live = weakref.ref(current)
         self._current = current
 

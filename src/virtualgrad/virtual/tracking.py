@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from virtualgrad.operators import Operator, StatefulOperator, apply_operator
+from virtualgrad.errors import OperatorError
+from virtualgrad.operators import Operator, StatefulOperator, apply_operator, identity
 from virtualgrad.sites import Site
 
 
@@ -16,7 +17,8 @@ class Pass:
     """One forward pass: it numbers the uses of a parameter until a backward pass consumes it.
 
     The graph holds it, so it also ends when a graph is thrown away without a backward pass.
-    ``loss_scale`` is the factor of the loss (a GradScaler's).
+    ``loss_scale`` is the factor of the loss (a GradScaler's), ``ranks`` the number of processes
+    that share the batch.
     """
 
     batch_size: int | None
@@ -24,6 +26,7 @@ class Pass:
     uses: dict[str, int] = field(default_factory=dict)
     consumed: bool = False
     loss_scale: float = 1.0
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,16 @@ class Transform:
         if not torch.compiler.is_compiling():
             self.current.consumed = True
         scale = self.current.loss_scale
-        if scale == 1 or getattr(self.operator, "loss_scale", None) is not None:
+        knows = getattr(self.operator, "loss_scale", None) is not None
+        if scale == 1 or knows or self.operator is identity:
             return apply_operator(self.operator, g, self.site)
+        if self.current.ranks > 1 and self.site.layout.sample_axis is None:
+            raise OperatorError.of(
+                given=f"{type(self.operator).__name__} at {self.site.key}, which has no samples, "
+                f"on {self.current.ranks} processes",
+                allowed="RMS there: other operators need the gradient of all processes at once",
+                todo="leave such sites out with where=lambda site: site.has_sample_axis",
+            )
         # T of the loss itself, in a precision that holds it; the result has the factor again.
         unscaled = g.to(torch.promote_types(g.dtype, torch.float32)) / scale
         return (apply_operator(self.operator, unscaled, self.site) * scale).to(g.dtype)

@@ -1,0 +1,133 @@
+"""The command `virtualgrad sweep`: search the settings of optimizers, and say how much they matter.
+
+Optuna, the database and the plots are imported when the command runs: the other commands do not
+need them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from virtualgrad.errors import VirtualGradError
+from virtualgrad.lab.bench.plan import device_named
+from virtualgrad.lab.recipes import RECIPES
+from virtualgrad.lab.report.markdown import DIGITS_WARNING
+from virtualgrad.lab.report.terminal import print_contents
+from virtualgrad.lab.reproduce import load_data
+from virtualgrad.lab.run import Setup
+from virtualgrad.lab.sweep.plan import Sweep, optimizers_named, recipe_named
+from virtualgrad.lab.sweep.results import Result, content_of
+from virtualgrad.lab.sweep.search import SweepError
+from virtualgrad.lab.sweep.spaces import SPACES, shortened
+
+__all__ = ["sweep"]
+
+DATABASE = "sweep.db"
+INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
+MOST_WORKERS = 8  # by default; each keeps the data in memory
+
+
+def sweep(
+    which: Annotated[
+        str, typer.Argument(metavar="|".join(RECIPES), help="The recipe whose network to train.")
+    ],
+    *,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help=f"Whose settings: {', '.join(SPACES)}, several separated by commas, or all."
+        ),
+    ] = "svgd",
+    trials: Annotated[
+        int, typer.Option(min=1, help="Finished trials of each optimizer, pruned ones included.")
+    ] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial, side by side.")] = 3,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps of a run; the recipe's schedule is stretched to fit."),
+    ] = None,
+    storage: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="postgresql://USER:PASSWORD@HOST/DATABASE: the same command on several machines "
+            "shares the work. By default an SQLite file in --out.",
+        ),
+    ] = "",
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trials at once; by default 1 on a GPU, one per core on a CPU."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results; by default runs/sweep-RECIPE.", file_okay=False),
+    ] = None,
+    name: Annotated[
+        str, typer.Option(help="Of the study, where one database holds several of a recipe.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    amp: Annotated[bool, typer.Option("--amp", help="bfloat16 autocast.")] = False,
+) -> None:
+    """Search learning rate (and, for SVGD, scale) of optimizers, each with as many trials.
+
+    Leaves sweep.html (one page that needs no network), summary.json, tables.md,
+    recipe.py (the best settings, to paste) and the plots in the folder --out. Ctrl-C
+    stops it; the same command goes on, and so it does after a crash. docs/sweeps.md
+    says more.
+
+    Example: virtualgrad sweep mlp --optimizer all --trials 50 --steps 2000
+    """
+    console = Console()
+    recipe = shortened(recipe_named(which), steps)
+    optimizers, left_out = optimizers_named(optimizer, recipe)
+    place = device_named(device)
+    setup = Setup(place, amp=amp, channels_last=place.type == "cuda")
+    out = out or Path("runs") / f"sweep-{recipe.name}"
+    many = workers or (1 if place.type == "cuda" else min(MOST_WORKERS, os.cpu_count() or 1))
+    for sentence in left_out:
+        _say(console, sentence)
+    try:
+        data = load_data(recipe.data, console).name
+        plan = Sweep(recipe, optimizers, trials, seeds, setup, data, name or recipe.name)
+        _run(plan, storage or f"sqlite:///{out / DATABASE}", many, out, console)
+    except (VirtualGradError, OSError) as error:
+        Console(stderr=True).print(
+            str(error), style="red", markup=False, highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        _say(console, "Stopped; finished trials are kept. To go on: the same command.")
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _run(plan: Sweep, url: str, workers: int, out: Path, console: Console) -> None:
+    """Search, then print and write what was found."""
+    try:
+        from virtualgrad.lab.sweep.pool import run_searches  # noqa: PLC0415
+        from virtualgrad.lab.sweep.storage import Store  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise SweepError.of(
+            given=f"a sweep without the package {error.name!r}",
+            allowed="Python with the extra 'sweep' of virtualgrad",
+            todo='pip install "virtualgrad[sweep]"',
+        ) from error
+    from virtualgrad.lab.sweep.write import write_results  # noqa: PLC0415
+
+    found = run_searches(plan.searches(), Store(url), workers, console)
+    results = [
+        Result(plan.recipe, optimizer, tuple(trials))
+        for optimizer, trials in zip(plan.optimizers, found, strict=True)
+    ]
+    print_contents([content_of(results)], console)
+    warning = DIGITS_WARNING if "digits" in plan.data.lower() else None
+    path = write_results(results, out, plan.identity, warning)
+    _say(console, f"\nThe page: {path}. The settings, to paste: {out / 'recipe.py'}")
+
+
+def _say(console: Console, sentence: str) -> None:
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)

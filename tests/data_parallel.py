@@ -1,0 +1,155 @@
+"""What the processes of the data parallel tests do; in a module that they can import."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from virtualgrad import SVGD, VirtualGradientDescent
+from virtualgrad.operators import RMS, Clip, Sign, compose
+
+BATCH = 8
+
+
+class Network(nn.Module):
+    """Layers with and without a sample axis; ``expert`` gets the rows that ``picked`` names."""
+
+    def __init__(self, with_place: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.with_place = with_place
+        self.conv, self.norm = nn.Conv1d(3, 4, 3), nn.LayerNorm(4)
+        self.place = nn.Parameter(torch.rand(5, 4))
+        self.expert, self.head = nn.Linear(4, 4), nn.Linear(20, 5)
+        self.double()
+
+    def forward(self, x: Tensor, picked: Tensor | None = None) -> Tensor:
+        x = self.norm(self.conv(x).mT)
+        x = torch.tanh(x + self.place.cumsum(0) if self.with_place else x)
+        if picked is not None:
+            extra = torch.zeros_like(x)
+            if picked.any():
+                extra[picked] = self.expert(x[picked])
+            x = x + extra
+        return self.head(x.flatten(1))
+
+
+def data(steps: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(BATCH, 3, 7, generator=generator).double() for _ in range(steps)]
+
+
+def make(model: nn.Module, options: Any) -> Any:
+    if isinstance(options, str):
+        operators: dict[str, Any] = {
+            "sign": Sign,
+            "composed": lambda: compose(Clip(0.5), RMS(stale=True)),
+        }
+        return VirtualGradientDescent(model, 1e-2, operators[options]())
+    return SVGD(model, 1e-2, **options)
+
+
+def alone(options: Any, weights: list[float] | None = None) -> dict[str, Tensor]:
+    """One process with the whole batch; ``weights`` of its samples in the loss."""
+    model = Network(with_place=not isinstance(options, str))
+    optimizer = make(model, options)
+    for x in data():
+        optimizer.zero_grad()
+        losses = model(x).square().mean(1)
+        scale = torch.tensor(weights or [1 / BATCH] * BATCH, dtype=torch.float64)
+        (losses * scale).sum().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def together(  # noqa: PLR0917 - spawned with positional arguments
+    rank: int, ranks: int, options: Any, given: str, pieces: int, sizes: list[int] | None
+) -> dict[str, Tensor]:
+    model = Network(with_place=not isinstance(options, str))
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = make(ddp if given == "ddp" else model, options)
+    sizes = sizes or [BATCH // ranks] * ranks
+    for x in data():
+        optimizer.zero_grad()
+        mine = x.split(sizes)[rank]
+        for number, part in enumerate(mine.chunk(pieces)):
+            last = number == pieces - 1
+            with nullcontext() if last else ddp.no_sync():
+                (ddp(part).square().mean(1).sum() / len(mine)).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def with_experts(rank: int, ranks: int) -> dict[str, Any]:
+    """Only the first half of the batch, and so one rank alone, has rows for the expert."""
+    model = Network()
+    run = DistributedDataParallel(model, find_unused_parameters=True) if ranks > 1 else model
+    optimizer = SVGD(run, 1e-2, stale=True, share_positions=True)
+    for step, x in enumerate(data()):
+        optimizer.zero_grad()
+        picked = torch.zeros(BATCH, dtype=torch.bool)
+        picked[: 2 * step] = True  # none, then two, then four: the site is new in the second step
+        each = BATCH // ranks
+        here = slice(rank * each, (rank + 1) * each)
+        run(x[here], picked[here]).square().mean(1).mean().backward()
+        optimizer.step()
+    return {**model.state_dict(), **{k: s["r"] for k, s in optimizer.operator.state.items()}}
+
+
+def not_shared(rank: int, ranks: int) -> dict[str, Tensor]:
+    model = Network()
+    optimizer = SVGD(model, 1e-2, process_group=None)
+    if rank == 0:  # a rank that trains alone waits for nobody
+        optimizer.zero_grad()
+        model(data()[0]).square().mean().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def with_nan(rank: int, ranks: int) -> str:
+    model = Network()
+    ddp = DistributedDataParallel(model)
+    optimizer = SVGD(ddp, 1e-2, stale=True)
+    x = data()[0].split(BATCH // ranks)[rank]
+    if rank == 1:
+        x = x * float("nan")
+    ddp(x).square().mean().backward()
+    try:
+        optimizer.step()
+    except Exception as error:
+        return f"{type(error).__name__} {len(optimizer.operator.state)}"
+    return "no error"
+
+
+def with_sign(rank: int, ranks: int) -> str:
+    """Sign is not linear, so the signs of the ranks' g do not add up to that of their sum."""
+    model = Network()
+    VirtualGradientDescent(model, 1e-2, Sign()).zero_grad()
+    optimizer = VirtualGradientDescent(Network(), 1e-2, Sign())
+    try:
+        optimizer.model(data()[0]).square().mean().backward()
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+    return "no error"
+
+
+def compiled(rank: int, ranks: int, options: Any) -> dict[str, Tensor]:
+    """As ``together``, with the model compiled; two pieces a step."""
+    model = Network()
+    optimizer = SVGD(model, 1e-2, **options)
+    ddp = DistributedDataParallel(
+        torch.compile(model, fullgraph=True, backend="aot_eager"),  # type: ignore[arg-type]
+        find_unused_parameters=True,
+    )
+    for x in data():
+        optimizer.zero_grad()
+        mine = x.split(BATCH // ranks)[rank]
+        for number, part in enumerate(mine.chunk(2)):
+            with nullcontext() if number == 1 else ddp.no_sync():
+                (ddp(part).square().mean(1).sum() / len(mine)).backward()
+        optimizer.step()
+    return model.state_dict()
