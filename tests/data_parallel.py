@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from virtualgrad import SVGD, VirtualGradientDescent
@@ -153,3 +155,29 @@ def compiled(rank: int, ranks: int, options: Any) -> dict[str, Tensor]:
                 (ddp(part).square().mean(1).sum() / len(mine)).backward()
         optimizer.step()
     return model.state_dict()
+
+
+def sharded(rank: int, ranks: int, options: Any, **policy: Any) -> dict[str, Tensor]:
+    """Training under FSDP2: the head is a unit of its own, the rest another."""
+    mesh = init_device_mesh("cpu", (ranks,))
+    model = Network()
+    for part in (model.head, model):
+        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(**policy))
+    optimizer = SVGD(model, 1e-2, **options)
+    for x in data():
+        optimizer.zero_grad()
+        mine = x.split(BATCH // ranks)[rank]
+        (model(mine).square().mean(1).sum() / len(mine)).backward()
+        optimizer.step()
+    return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+
+def sharded_in_float32(rank: int, ranks: int) -> dict[str, Tensor]:
+    """Parameters in float64, gathered and used in float32."""
+    policy = {"param_dtype": torch.float32, "reduce_dtype": torch.float64}
+    return sharded(rank, ranks, {"stale": True, "scale": 1e-3}, **policy)
+
+
+def several(rank: int, ranks: int, tasks: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+    """Do several of the above, one after the other: processes are slow to start."""
+    return [globals()[name](rank, ranks, *arguments) for name, arguments in tasks]

@@ -37,7 +37,7 @@ class Fake:
     folder: Path
     seconds: float = 0.0
     diverges_above: float = math.inf
-    curve: tuple[float, ...] = (3.0, 2.0, 1.0)
+    curve: tuple[float, ...] = (1.0,)  # step by step, as factors of the last error
     hook: object = field(default=None)
 
     def __call__(self):

@@ -126,7 +126,7 @@ def test_every_public_name_is_in_the_reference(pages: dict[Path, Page]) -> None:
 
 @pytest.mark.skipif(BROWSER is None, reason="needs the program chromium or google-chrome")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mathematics", "performance"])
+@pytest.mark.parametrize("name", ["five-minutes", "mathematics", "performance"])
 def test_every_formula_is_set(site: Path, name: str, tmp_path: Path) -> None:
     page = site / f"{name}.html"
     formulas = page.read_text(encoding="utf-8").count('class="arithmatex"')
@@ -143,6 +143,7 @@ def test_every_formula_is_set(site: Path, name: str, tmp_path: Path) -> None:
     assert formulas > 0
     assert done.stdout.count('class="katex"') == formulas
     assert "katex-error" not in done.stdout
+    assert "#cc0000" not in done.stdout  # KaTeX's colour for a command that it does not know
 
 
 # ---------------------------------------------------------------- what the build refuses

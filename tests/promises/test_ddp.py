@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from data_parallel import alone, compiled, not_shared, together, with_experts, with_nan, with_sign
+from data_parallel import alone, compiled, several, together, with_experts
 from processes import run_ranks
 from torch import Tensor
 
@@ -24,59 +24,75 @@ def assert_same(found: list[dict[str, Tensor]], expected: dict[str, Tensor]) -> 
             torch.testing.assert_close(state[name], value, rtol=1e-10, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("given", ["ddp", "model"])
-@pytest.mark.parametrize("reading", READINGS)
-def test_two_ranks_are_one_process(reading: str, given: str) -> None:
-    found = run_ranks(2, together, READINGS[reading], given, 1, None)
-    assert_same(found, alone(READINGS[reading]))
+def each_of(ranks: int, *tasks: tuple[str, tuple[Any, ...]]) -> list[list[Any]]:
+    """Per task, what every rank found."""
+    return [list(found) for found in zip(*run_ranks(ranks, several, list(tasks)), strict=True)]
+
+
+def test_two_ranks_are_one_process_whichever_model_is_given() -> None:
+    cases = [(reading, given) for reading in READINGS for given in ("ddp", "model")]
+    tasks = [("together", (READINGS[reading], given, 1, None)) for reading, given in cases]
+    for (reading, _), found in zip(cases, each_of(2, *tasks), strict=True):
+        assert_same(found, alone(READINGS[reading]))
 
 
 def test_four_ranks_are_one_process() -> None:
     assert_same(run_ranks(4, together, {"stale": True}, "ddp", 1, None), alone({"stale": True}))
 
 
-def test_accumulation_without_sync() -> None:
-    found = run_ranks(2, together, READINGS["released"], "ddp", 2, None)
-    assert_same(found, alone(READINGS["released"]))
+def test_no_sync_uneven_batches_and_other_operators() -> None:
+    released, weights = READINGS["released"], [1 / 2 / 5] * 5 + [1 / 2 / 3] * 3
+    accumulated, uneven, uneven_first, sign, composed = each_of(
+        2,
+        ("together", (released, "ddp", 2, None)),
+        ("together", (released, "ddp", 1, [5, 3])),
+        ("together", ({}, "ddp", 1, [5, 3])),
+        ("together", ("sign", "model", 1, None)),
+        ("together", ("composed", "model", 1, None)),
+    )
+    assert_same(accumulated, alone(released))
+    assert_same(uneven, alone(released, weights))  # the mean of the ranks' means
+    assert_same(uneven_first, alone({}, weights))
+    assert_same(sign, alone("sign"))
+    assert_same(composed, alone("composed"))
 
 
-def test_uneven_batches() -> None:
-    weights = [1 / 2 / 5] * 5 + [1 / 2 / 3] * 3  # the mean of the ranks' means
-    for reading in ("algorithm 1", "released"):
-        found = run_ranks(2, together, READINGS[reading], "ddp", 1, [5, 3])
-        assert_same(found, alone(READINGS[reading], weights))
-
-
-@pytest.mark.parametrize("operator", ["sign", "composed"])
-def test_any_operator_sees_its_share_of_the_loss(operator: str) -> None:
-    assert_same(run_ranks(2, together, operator, "model", 1, None), alone(operator))
-
-
-def test_a_layer_that_one_rank_alone_reaches() -> None:
-    assert_same(run_ranks(2, with_experts), with_experts(0, 1))
-
-
-def test_a_process_that_shares_nothing() -> None:
-    first, second = run_ranks(2, not_shared)
+def test_what_one_rank_alone_does() -> None:
+    experts, by_itself, nan, refused = each_of(
+        2, ("with_experts", ()), ("not_shared", ()), ("with_nan", ()), ("with_sign", ())
+    )
+    assert_same(experts, with_experts(0, 1))  # a layer that one rank alone reaches
+    first, second = by_itself  # process_group=None: a rank that trains alone waits for nobody
     assert not torch.equal(first["conv.weight"], second["conv.weight"])
-
-
-def test_nan_on_one_rank_is_an_error_on_all() -> None:
-    assert run_ranks(2, with_nan) == ["NonFiniteError 0", "NonFiniteError 0"]
-
-
-def test_an_operator_that_needs_the_whole_gradient_is_refused() -> None:
-    for said in run_ranks(2, with_sign):
+    assert nan == ["NonFiniteError 0", "NonFiniteError 0"]  # NaN on one rank is an error on all
+    for said in refused:
         assert said.startswith("OperatorError"), said
         assert "cumsum(place)" in said
         assert "2 processes" in said
 
 
-@pytest.mark.parametrize("reading", ["released", "stale, per sample"])
-def test_a_compiled_model(reading: str) -> None:
-    assert_same(run_ranks(2, compiled, READINGS[reading]), alone(READINGS[reading]))
+def test_a_compiled_model() -> None:
+    readings = ["released", "stale, per sample"]
+    tasks = [("compiled", (READINGS[reading],)) for reading in readings]
+    for reading, found in zip(readings, each_of(2, *tasks), strict=True):
+        assert_same(found, alone(READINGS[reading]))
 
 
 def test_a_compiled_model_whose_r_is_updated_first_is_refused() -> None:
     with pytest.raises(Exception, match="stale=True"):
         run_ranks(2, compiled, {})
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fsdp2(ranks: int) -> None:
+    stale, first, in_float32 = each_of(
+        ranks,
+        ("sharded", ({"stale": True},)),
+        ("sharded", ({},)),
+        ("sharded_in_float32", ()),
+    )
+    assert_same(stale, alone({"stale": True}))
+    assert_same(first, alone({}))
+    for state in in_float32:
+        for name, value in alone({"stale": True, "scale": 1e-3}).items():
+            torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5, msg=name)

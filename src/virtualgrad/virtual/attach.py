@@ -66,6 +66,8 @@ class Attachment:
         """Run a module's forward under the interception."""
         intercept = self.intercept
         outer, intercept.path = intercept.path, path
+        if intercept.is_sharded:
+            intercept.meet(path, module)
         try:
             if outer is not None:
                 return forward(module, *args, **kwargs)

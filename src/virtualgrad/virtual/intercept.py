@@ -101,6 +101,7 @@ class Intercept(TorchFunctionMode):
         self.path: str | None = None  # of the module that runs; None outside of the model
         self._names: dict[int, str] = {}
         self._parameters: dict[str, Tensor] = {}  # kept alive: an id stays its parameter's own
+        self._gathered: dict[str, Tensor] = {}
         self._views: dict[int, View] = {}
         self._chosen: dict[str, dict[str, bool]] = {}  # site -> parameter -> what where said
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -121,9 +122,22 @@ class Intercept(TorchFunctionMode):
     def track(self, parameters: Mapping[str, Tensor]) -> None:
         """Track more parameters."""
         self._parameters.update(parameters)
+        self.is_sharded = any(hasattr(p, "to_local") for p in self._parameters.values())
         self._names.update({id(p): name for name, p in parameters.items()})
         self._memories.clear()
         self._plans.clear()
+
+    def meet(self, path: str, module: nn.Module) -> None:
+        """Learn the tensors that stand in for a module's sharded parameters while it runs.
+
+        FSDP gathers a parameter into another tensor before the module's forward; its name is the
+        same.
+        """
+        for short, tensor in module._parameters.items():
+            name = f"{path}.{short}" if path else short
+            if tensor is not None and name in self._parameters and id(tensor) not in self._names:
+                self._names[id(tensor)] = name
+                self._gathered[name] = tensor  # kept alive, as above
 
     def is_replaced(self, name: str, parameter: Tensor) -> bool:
         """Whether another parameter was tracked under this name."""
@@ -437,7 +451,7 @@ class Intercept(TorchFunctionMode):
         view = self._view_of(tensor)
         if view is None:
             return ""
-        whole = self._parameters[view.parameter]
+        whole = self._gathered.get(view.parameter, self._parameters[view.parameter])
         if view.strided.numel() >= whole.numel():
             return view.parameter
         return f"{view.parameter}@{_offset(view.strided, whole)}"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 import optuna
 import pytest
@@ -19,9 +20,9 @@ from sweep_fakes import LR, a_search, error_at, notes
 
 from virtualgrad.lab import sweep as package
 from virtualgrad.lab.sweep.pool import run_searches
-from virtualgrad.lab.sweep.search import End
-from virtualgrad.lab.sweep.spaces import Range
+from virtualgrad.lab.sweep.search import End, SweepError
 from virtualgrad.lab.sweep.storage import TAKEN_OVER, Store, open_study
+from virtualgrad.lab.sweep.worker import RANDOM_TRIALS
 
 
 def sqlite(folder, **how):
@@ -48,14 +49,12 @@ def test_trials_have_the_errors_of_their_settings(tmp_path, console):
     assert "0 of 6 trials" in console.file.getvalue() or console.file.getvalue() == ""
 
 
-def test_the_search_finds_the_optimum(tmp_path, console):
-    """In 40 trials, within half a decade of each: a share of 1/16 of the range, in which at
-    random 2.5 of them would lie."""
-    ranges = {"lr": LR, "scale": Range(1e-3, 10)}
-    search = a_search(tmp_path / "notes", trials=40, ranges=ranges)
+def test_the_search_looks_where_errors_are_low(tmp_path, console):
+    search = a_search(tmp_path / "notes", trials=RANDOM_TRIALS + 8)
     (found,) = run_searches([search], sqlite(tmp_path), 1, console)
-    near = [trial for trial in found if error_at(trial.settings) < 2 + 3 * 0.5]
-    assert len(near) >= 8
+    errors = [error_at(trial.settings) for trial in found]
+    assert fmean(errors[RANDOM_TRIALS:]) < fmean(errors[:RANDOM_TRIALS]) - 1
+    assert min(errors) < 2.5
 
 
 def test_every_search_gets_as_many_trials_and_one_alone_is_repeatable(tmp_path, console):
@@ -149,7 +148,8 @@ def test_a_result_that_comes_after_the_takeover_is_dropped(tmp_path, console):
 def test_a_trial_whose_worker_never_began_is_taken_over(tmp_path, console):
     store, search = sqlite(tmp_path), a_search(tmp_path / "notes", trials=1)
     with store.opened() as storage:
-        open_study(search, store, storage).ask()
+        open_study(search, store, storage)
+    optuna.load_study(study_name="fake", storage=store.url).ask()  # and then nothing more
     (found,) = run_searches([search], store, 1, console)
     assert len(found) == 1
     states = [trial.state for trial in all_trials(search, store)]
@@ -168,7 +168,7 @@ def test_four_workers_and_one_is_killed(tmp_path, console, postgresql):
     """With a real server: no trial lost, none counted twice, the victim's is taken over."""
     store = Store(postgresql, heartbeat=1, grace=3)
     folder = tmp_path / "notes"
-    search = a_search(folder, trials=24, seconds=0.4)
+    search = a_search(folder, trials=14, seconds=0.4)
     results = []
     thread = threading.Thread(
         target=lambda: results.extend(run_searches([search], store, 4, console))
@@ -188,14 +188,14 @@ def test_four_workers_and_one_is_killed(tmp_path, console, postgresql):
     assert not thread.is_alive()
 
     (found,) = results
-    assert len(found) == 24  # none lost, and not one too many
-    assert len({trial.number for trial in found}) == len(set(rates(found))) == 24
+    assert len(found) == 14  # none lost, and not one too many
+    assert len({trial.number for trial in found}) == len(set(rates(found))) == 14
     assert rates(found).count(rate) == 1
     ends = Counter(rate for _, rate in notes(folder, "end"))
     assert set(ends.values()) == {1} and set(ends) == set(rates(found))
     by_number = {trial.number: trial for trial in all_trials(search, store)}
     states = Counter(trial.state for trial in by_number.values())
-    assert states == {TrialState.COMPLETE: 24, TrialState.FAIL: 1}
+    assert states == {TrialState.COMPLETE: 14, TrialState.FAIL: 1}
     (lost,) = (trial for trial in by_number.values() if trial.state is TrialState.FAIL)
     (heir,) = (t for t in by_number.values() if t.user_attrs.get(TAKEN_OVER) == lost.number)
     assert heir.params == lost.params == {"lr": rate} and heir.state is TrialState.COMPLETE
@@ -205,6 +205,7 @@ def test_four_workers_and_one_is_killed(tmp_path, console, postgresql):
 SCRIPT = """
 import sys
 from pathlib import Path
+from statistics import fmean
 from rich.console import Console
 from sweep_fakes import a_search
 from virtualgrad.lab.sweep.pool import run_searches
@@ -212,7 +213,7 @@ from virtualgrad.lab.sweep.storage import Store
 
 if __name__ == "__main__":
     out = Path(sys.argv[1])
-    search = a_search(out / "notes", trials=40, seconds=0.2)
+    search = a_search(out / "notes", trials=14, seconds=0.4)
     run_searches([search], Store(f"sqlite:///{out / 'sweep.db'}"), 2, Console())
 """
 
@@ -235,20 +236,20 @@ def test_ctrl_c_with_worker_processes(tmp_path, console):
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in said and process.returncode != 0
-    search, store = a_search(folder, trials=40), sqlite(tmp_path)
+    search, store = a_search(folder, trials=14), sqlite(tmp_path)
     before = all_trials(search, store)
     assert TrialState.RUNNING not in {trial.state for trial in before}
     complete = [trial for trial in before if trial.state is TrialState.COMPLETE]
-    assert 3 <= len(complete) < 40
+    assert 3 <= len(complete) < 14
     (found,) = run_searches([search], store, 1, console)
-    assert len(found) == len(set(rates(found))) == len(set(notes(folder, "end"))) == 40
+    assert len(found) == len(set(rates(found))) == len(set(notes(folder, "end"))) == 14
     put_back = [t.params["lr"] for t in before if t.state is TrialState.FAIL]
     assert put_back and set(put_back) <= set(rates(found))
 
 
 def test_what_stops_one_worker_is_told(tmp_path, console):
     search = a_search(tmp_path / "notes", hook=_fail)
-    with pytest.raises(package.search.SweepError, match="disk full"):
+    with pytest.raises(SweepError, match="disk full"):
         run_searches([search], sqlite(tmp_path), 2, console)
     (found,) = run_searches([a_search(tmp_path / "notes")], sqlite(tmp_path), 1, console)
     assert len(found) == 6

@@ -12,6 +12,7 @@ import signal
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 
@@ -52,7 +53,7 @@ def run_searches(
 def _work_in_processes(
     searches: Sequence[Search], store: Store, workers: int, stop: StopRequest, display: Display
 ) -> None:
-    context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
+    context = _context()
     stopping = context.Event()
     threads = max(1, torch.get_num_threads() // workers)
     children: dict[Connection, BaseProcess] = {}
@@ -61,7 +62,7 @@ def _work_in_processes(
         child = context.Process(
             target=_child,
             args=(searches, store, threads),
-            kwargs={"stopping": stopping, "parent": os.getpid(), "pipe": theirs},
+            kwargs={"stopping": stopping, "pipe": theirs},
             name=f"worker {number}",
             daemon=True,
         )
@@ -80,6 +81,18 @@ def _work_in_processes(
             allowed="settings, data and a database that the workers can use",
             todo="mend the cause, then give the same command again: finished trials are kept",
         )
+
+
+def _context() -> SpawnContext | ForkServerContext:
+    """How processes start: no fork of this one, as CUDA and threads would not survive it.
+
+    A fork server imports torch once for all workers; that takes longer than many a trial.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():  # pragma: no cover - Windows
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 def _watch(
@@ -115,12 +128,12 @@ def _child(
     threads: int,
     *,
     stopping: Event,
-    parent: int,
     pipe: Connection,
 ) -> None:
     """Work in a process of its own, and tell the parent how it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     torch.set_num_threads(threads)
+    parent = os.getppid()  # changes when that is killed: nobody would stop us any more
 
     def stop() -> bool:
         return stopping.is_set() or os.getppid() != parent

@@ -29,6 +29,7 @@ RANDOM_TRIALS = 16
 """The first trials are spread at random over the ranges; then the sampler learns from them."""
 
 SECONDS_BETWEEN_LOOKS = 1.0
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 BEGUN = "begun"
 """Attribute of a trial that has sent its first sign of life."""
 
@@ -70,15 +71,12 @@ def work(
 
 def finished(study: optuna.Study) -> int:
     """How many trials came to an end, pruned ones among them."""
-    return _count(study, TrialState.COMPLETE, TrialState.PRUNED)
+    return len(study.get_trials(deepcopy=False, states=FINISHED))
 
 
 def _wanted(search: Search, study: optuna.Study) -> int:
-    return search.trials - finished(study) - _count(study, TrialState.RUNNING)
-
-
-def _count(study: optuna.Study, *states: TrialState) -> int:
-    return len(study.get_trials(deepcopy=False, states=states))
+    counted = (*FINISHED, TrialState.RUNNING)
+    return search.trials - len(study.get_trials(deepcopy=False, states=counted))
 
 
 def _close_lost(study: optuna.Study) -> None:
@@ -123,7 +121,8 @@ class _Attempt:
             _close_lost(self.study)
             if _wanted(self.search, self.study) <= 0:
                 return
-            self.study.sampler = _sampler(f"{self.search.name} {len(self.study.trials)}")
+            number = len(self.study.get_trials(deepcopy=False))
+            self.study.sampler = _sampler(f"{self.search.name} {number}")
             try:
                 self.study.optimize(self._begin, n_trials=1)
             except BaseException as error:
