@@ -169,3 +169,16 @@ def test_an_unknown_method_is_named():
     recipe = replace(TINY, optimizers={"mine": Tuned("magic", (0.1, 0.1))})
     with pytest.raises(HyperparameterError, match=r"'magic' for mine.*svgd"):
         a_run("mine", recipe=recipe)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("optimizer", ["sgd", "svgd"])
+def test_a_compiled_run_trains_as_an_eager_one(optimizer):
+    compiled = a_run(optimizer, setup=replace(CPU, compiled=True))
+    eager = a_run(optimizer)
+    for _ in range(3):
+        compiled.train_step()
+        eager.train_step()
+    torch.testing.assert_close(parameters(compiled), parameters(eager), rtol=1e-5, atol=1e-6)
+    assert compiled.record.settings["compiled"]
+    assert "compiled" not in eager.record.settings

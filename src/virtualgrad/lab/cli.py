@@ -60,6 +60,9 @@ def reproduce(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     amp: Annotated[bool, typer.Option(help="bfloat16 autocast.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="torch.compile the network: worth it on a GPU.")
+    ] = False,
     at_once: Annotated[
         int | None, typer.Option(min=1, help="Runs side by side; 5 on a GPU, 1 on a CPU.")
     ] = None,
@@ -74,7 +77,7 @@ def reproduce(
 
     Each run leaves a record (JSON) in the folder --out; `virtualgrad report` makes a page of them.
     """
-    setup = _setup(_device(device), amp)
+    setup = _setup(_device(device), amp, compiled)
     on_gpu = setup.device.type == "cuda"
     console = Console()
     try:
@@ -145,13 +148,13 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _setup(device: torch.device, amp: bool) -> Setup:
+def _setup(device: torch.device, amp: bool, compiled: bool) -> Setup:
     on_gpu = device.type == "cuda"
     if on_gpu:  # pragma: no cover - needs a GPU. Kernels may be chosen by trial, and use TF32
         torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
-    return Setup(device, amp=amp, channels_last=on_gpu)
+    return Setup(device, amp=amp, channels_last=on_gpu, compiled=compiled)
 
 
 def main() -> None:

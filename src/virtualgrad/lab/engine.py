@@ -30,6 +30,8 @@ class Engine:
         self.device = runs[0].setup.device
         self.seconds = 0.0
         self.steps = 0
+        if runs[0].setup.compiled:
+            torch._dynamo.reset()  # a compiler keeps no more than a few versions of a function
         self._graph: torch.cuda.CUDAGraph | None = None
         self._streams: list[torch.cuda.Stream] = []
         if self.device.type == "cuda":  # pragma: no cover - needs a GPU

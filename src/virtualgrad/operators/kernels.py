@@ -153,9 +153,8 @@ def fits(g: Tensor, r: Tensor, axis: int) -> bool:
 
 
 # Offline compilations for compute capability 9.0: 32 numbers a thread need 60 to 80 registers, 64
-# need 110 to 127, and 128 spill. 32 let several programs share a multiprocessor, so that one loads
-# while another one stores.
-PER_THREAD = 32
+# need 110 to 127, and 128 spill. Several programs should share a multiprocessor, so that one loads
+# while another one stores: three of 8 warps with 32, or two of 8 warps with 64, but one of 16.
 MOST_WARPS = 16
 MOST_WHOLE = 64 * 32 * MOST_WARPS
 
@@ -171,13 +170,13 @@ def choose_tile(m: int, n: int, bytes_each: int, processors: int) -> Tile:
     columns = min(1024, max(4096 // rows, min(line, 8192 // rows), 2 * sector))
     while columns > sector and n <= columns * (processors - 1):
         columns //= 2
-    looped = Tile(max(1, PER_THREAD * 32 * 8 // columns), columns, 8, False)
+    looped = Tile(8192 // columns, columns, 8, False)
     while columns > sector and rows * columns > MOST_WHOLE:
         columns //= 2
     if rows * columns > MOST_WHOLE:
         return looped
-    warps = min(MOST_WARPS, max(1, rows * columns // (PER_THREAD * 32)))
-    return Tile(rows, columns, warps, True)
+    per_warp = 32 * (32 if rows * columns <= 8192 else 64)
+    return Tile(rows, columns, max(1, rows * columns // per_warp), True)
 
 
 def _power_of_two_from(number: int) -> int:

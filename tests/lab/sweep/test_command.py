@@ -8,10 +8,11 @@ import pytest
 import torch
 from rich.console import Console
 from sweep_fakes import a_search
-from tiny_lab import TINY, TinyNetwork
+from tiny_lab import TINY, a_job
 from typer.testing import CliRunner
 
 from virtualgrad.lab import cli
+from virtualgrad.lab.reproduce import make_runs
 from virtualgrad.lab.run import Setup
 from virtualgrad.lab.sweep.display import Display
 from virtualgrad.lab.sweep.objective import Training
@@ -22,6 +23,13 @@ from virtualgrad.lab.sweep.storage import Store, open_study
 @pytest.fixture(autouse=True)
 def tiny_recipe(monkeypatch):
     monkeypatch.setitem(cli.RECIPES, "tiny", TINY)
+
+
+@pytest.fixture
+def no_plots(monkeypatch):
+    """They take most of the time, and have tests of their own."""
+    for module in ("write", "page"):
+        monkeypatch.setattr(f"virtualgrad.lab.sweep.{module}.plots_of", lambda result: [])
 
 
 def run(*arguments):
@@ -37,7 +45,7 @@ def test_help():
         assert word in result.output
 
 
-def test_one_optimizer(tmp_path):
+def test_one_optimizer(tmp_path, no_plots):
     arguments = ("sweep", "tiny", "--trials", 4, "--seeds", 2, "--workers", 1, "--out", tmp_path)
     result = run(*arguments)
     assert result.exit_code == 0, result.output
@@ -56,7 +64,7 @@ def test_one_optimizer(tmp_path):
     assert beside.exit_code == 0, beside.output
 
 
-def test_all_optimizers_get_as_many_trials(tmp_path):
+def test_all_optimizers_get_as_many_trials(tmp_path, no_plots):
     result = run("sweep", "tiny", "--optimizer", "all", "--trials", 2, "--seeds", 1, "--steps", 10,
                  "--workers", 1, "--device", "cpu", "--out", tmp_path)  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -94,7 +102,7 @@ def test_a_database_that_cannot_be_reached(tmp_path):
     assert "secret" not in result.output and "Traceback" not in result.output
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, no_plots):
     def stop(*_):
         raise KeyboardInterrupt
 
@@ -127,10 +135,6 @@ def trained(settings, optimizer="sgd", **how):
 
 def test_a_trial_is_the_recipes_run(tmp_path, console):
     """With the recipe's own settings it ends where `reproduce` does, seed by seed."""
-    from tiny_lab import a_job
-
-    from virtualgrad.lab.reproduce import make_runs
-
     errors, seen = trained({"lr": 0.05, "scale": 0.1}, "svgd")
     records = make_runs(a_job(tmp_path, seeds=(0, 1)), console)
     assert errors == tuple(record.final_error for record in records)
@@ -158,4 +162,3 @@ def test_the_live_display(tmp_path):
             display.tick()
     said = (tmp_path / "out").read_text()
     assert "Fake fake" in said and "0/6" in said
-    assert TinyNetwork is TINY.network

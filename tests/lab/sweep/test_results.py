@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -133,8 +134,6 @@ def test_on_the_terminal(both, console: Console):
 
 
 def test_a_recipe_without_phases():
-    from dataclasses import replace
-
     recipe = replace(RECIPES["mlp"], milestones=(), optimizers={"sgd": Tuned("sgd", (0.1,))})
     result = Result(recipe, "sgd", (trial(0, 0.1, 2.0),))
     assert "changes at" not in snippet([result]) and result.tuned.lr == (0.1,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -69,6 +70,9 @@ class Trainer:
             DivergedError: A loss or a gradient of some seed is not finite.
         """
         name, setup = self.training.optimizer, self.training.setup
+        if setup.device.type == "cuda":  # pragma: no cover - needs a GPU
+            gc.collect()  # models and their hooks are cycles, and the last trial's graph has a pool
+            torch.cuda.empty_cache()
         column = {name: tuned(self.training.recipe, name, settings)}
         recipe = replace(self.training.recipe, optimizers=column)
         runs = [Run(recipe, name, seed, self.data, setup) for seed in range(self.training.seeds)]
