@@ -160,8 +160,7 @@ def test_amp_is_autocast_to_bfloat16_in_the_forward_only(amp):
             seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
             return x.bfloat16()
 
-    run.model = Look()
-    assert run._forward(torch.ones(2, 2)).dtype == torch.float32
+    assert run._forward(Look(), torch.ones(2, 2)).dtype == torch.float32
     assert seen == [(amp, torch.bfloat16)] and not torch.is_autocast_enabled("cpu")
 
 

@@ -20,7 +20,7 @@ CASES = [
     ("batch of products", (2, 24, 5), {0, 2}, 8, 0, True, (2, 8, 3, 5), 1, 8),
     ("positions", (3, 5), {1}, 8, 0, False, (3, 5), None, 1),
     ("many positions", (24, 5), {1}, 8, 0, False, (24, 5), None, 1),
-    ("constant", (1, 3, 5), {2}, 8, 0, True, (1, 3, 5), None, 1),
+    ("constant", (1, 3, 5), {2}, 8, 0, True, (3, 5), None, 1),
     ("weights only", (8, 8), {0, 1}, 8, 0, True, (8, 8), None, 1),
     ("channels first, no batch", (8, 4, 4), {0}, 8, 0, True, (8, 4, 4), None, 1),
     ("no rows", (0, 5), {1}, 8, 0, True, (0, 5), None, 1),

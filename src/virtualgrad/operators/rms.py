@@ -334,7 +334,9 @@ def _require_shape(key: str, found: Sequence[int], kept: Sequence[int]) -> None:
 
 
 class _AtSite:
-    """RMS with fixed numbers."""
+    """RMS with fixed numbers, the factor of the loss among them."""
+
+    loss_scale = 1.0
 
     def __init__(self, rms: RMS, numbers: RMSSettings) -> None:
         self.rms = rms

@@ -33,7 +33,7 @@ Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, An
 def _begin_pass(this: weakref.ref[VirtualGradientDescent]) -> None:
     """Before a forward pass: read the factor of the loss, and forget what was thrown away.
 
-    ``model.zero_grad()`` and ``p.grad = None`` throw gradients away without telling the optimizer.
+    ``p.grad = None`` throws gradients away without telling the optimizer.
     """
     optimizer = this()
     if optimizer is None:
@@ -42,13 +42,15 @@ def _begin_pass(this: weakref.ref[VirtualGradientDescent]) -> None:
         optimizer._set_loss_scale(optimizer._loss_scale())
     if not optimizer._transaction.has_prepared():
         return
-    if all(_is_cleared(p.grad) for _, p in optimizer._named_parameters()):
+    if all(p.grad is None for _, p in optimizer._named_parameters()):
         optimizer._transaction.rollback()
 
 
-def _is_cleared(grad: Tensor | None) -> bool:
-    """Whether a gradient is None or zero; on a device nobody looks, as it would wait for it."""
-    return grad is None or (grad.device.type == "cpu" and not grad.any())
+def _forget(this: weakref.ref[VirtualGradientDescent]) -> None:
+    """Forget what backward prepared: the model's gradients were cleared, to None or zeros."""
+    optimizer = this()
+    if optimizer is not None:
+        optimizer._transaction.rollback()
 
 
 class VirtualGradientDescent(Optimizer):
@@ -121,6 +123,7 @@ class VirtualGradientDescent(Optimizer):
         )
         intercept.before_pass = functools.partial(_begin_pass, this)
         self._attachment = Attachment(model, intercept)
+        self._attachment.cleared = functools.partial(_forget, this)
         checks.claim(self._named_parameters(), self._attachment)
         self._join_ranks(model, process_group)
         weakref.finalize(self, self._attachment.detach)

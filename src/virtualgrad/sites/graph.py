@@ -6,7 +6,7 @@ through transparent nodes, makes a sigma; :mod:`.nodes` says whether it is linea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -138,31 +138,75 @@ def _slots(node: Node, names: Mapping[int, str]) -> Iterable[Slot]:
 def _offset(slot: Slot) -> str:
     """``"@n"`` for a slice of a parameter that begins n numbers into it: slices are told apart.
 
-    An expert of a stack keeps its r while others get no rows. Read as long as nothing but slices
-    stands between the parameter and the op.
+    An expert of a stack keeps its r while others get no rows. Read as far as the views between the
+    parameter and the op are known.
     """
     *views, (leaf, _) = slot.chain
     parameter: Tensor = leaf.variable
+    if prod(shape_of(*slot.chain[0])) >= parameter.numel():
+        return ""
     part = parameter.detach()
     for node, output in reversed(views):
-        kind = node.name().removesuffix("0").removesuffix("Backward")
-        if kind == "Select":
-            part = part.select(node._saved_dim % part.dim(), node._saved_index % 2**63)
-        elif kind == "Slice":
-            part = part.narrow(node._saved_dim % part.dim(), node._saved_start, 0)
-        elif kind == "Unbind":
-            part = part.select(node._saved_dim % part.dim(), output)
-        elif kind in ("Split", "SplitWithSizes", "UnsafeSplit"):
-            part = part.split(_split_sizes(node), node._saved_dim % part.dim())[output]
-        else:
+        view = VIEWS.get(node.name())
+        if view is None:
             break
-    smaller = prod(shape_of(*slot.chain[0])) < parameter.numel() and part is not parameter
-    return f"@{part.storage_offset() - parameter.storage_offset()}" if smaller else ""
+        part = view(part, node, output)
+    return f"@{part.storage_offset() - parameter.storage_offset()}"
 
 
-def _split_sizes(node: Node) -> Any:
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number  # saved as an unsigned number
+
+
+def _select(part: Tensor, node: Node, output: int) -> Tensor:
+    return part.select(_signed(node._saved_dim), _signed(node._saved_index))
+
+
+def _slice(part: Tensor, node: Node, output: int) -> Tensor:
+    start, end = _signed(node._saved_start), _signed(node._saved_end)
+    before = (slice(None),) * (_signed(node._saved_dim) % part.dim())
+    return part[(*before, slice(start, end, node._saved_step))]
+
+
+def _unbind(part: Tensor, node: Node, output: int) -> Tensor:
+    return part.select(_signed(node._saved_dim), output)
+
+
+def _split(part: Tensor, node: Node, output: int) -> Tensor:
     sizes = getattr(node, "_saved_split_size", None)
-    return node._saved_split_sizes if sizes is None else sizes
+    sizes = node._saved_split_sizes if sizes is None else sizes
+    parts: tuple[Tensor, ...] = part.split(sizes, _signed(node._saved_dim))
+    return parts[output]
+
+
+def _transpose(part: Tensor, node: Node, output: int) -> Tensor:
+    return part.transpose(_signed(node._saved_dim0), _signed(node._saved_dim1))
+
+
+def _permute(part: Tensor, node: Node, output: int) -> Tensor:
+    return part.permute([_signed(dim) for dim in node._saved_dims])
+
+
+def _reshape(part: Tensor, node: Node, output: int) -> Tensor:
+    return part.reshape(shape_of(node, output))
+
+
+VIEWS: dict[str, Callable[[Tensor, Node, int], Tensor]] = {
+    "SelectBackward0": _select,
+    "SliceBackward0": _slice,
+    "UnbindBackward0": _unbind,
+    "SplitBackward0": _split,
+    "SplitWithSizesBackward0": _split,
+    "TBackward0": lambda part, node, output: part.t(),
+    "TransposeBackward0": _transpose,
+    "PermuteBackward0": _permute,
+    "ViewBackward0": _reshape,
+    "UnsqueezeBackward0": _reshape,
+    "SqueezeBackward0": _reshape,
+    "SqueezeBackward1": _reshape,
+    "SqueezeBackward2": _reshape,
+}
+"""Node -> the view that it made: (what it was made of, node, which output) -> it."""
 
 
 def _repeats_for_norm(node: Node, consumers: list[Node]) -> bool:

@@ -79,7 +79,7 @@ def read_layout(
             of m, so such models should share positions). False for lookups, whose leading axis
             may come from constant indices (positions).
     """
-    unsampled = Layout(shape, parameter_axes, None, 1)
+    unsampled = _unsampled(shape, parameter_axes, batch_dim)
     data_axes = [axis for axis in range(len(shape)) if axis not in parameter_axes]
     if batch_dim in data_axes and (batch_size is None or batch_size == shape[batch_dim]):
         return Layout(shape, parameter_axes, batch_dim, shape[batch_dim])
@@ -91,8 +91,8 @@ def read_layout(
     if len(others) == 1:  # time-first inside a batch-first model, or the other way round
         return Layout(shape, parameter_axes, others[0], batch_size)
     rows = shape[axis] if axis in data_axes else 0
-    if rows == 0 or (rows == 1 and len(data_axes) > 1):  # (1, T, C): a constant, not samples
-        return unsampled
+    if rows == 0 or (rows == 1 and axis == 0 and len(shape) > 2):
+        return unsampled  # (1, T, C): a constant, not samples
     all_rows = Layout(shape, parameter_axes, axis, batch_size)
     if rows % batch_size:  # rows of no known order: each is some sample's
         return all_rows
@@ -105,6 +105,18 @@ def read_layout(
         samples=batch_size,
         rows=all_rows,
     )
+
+
+def _unsampled(shape: tuple[int, ...], parameter_axes: frozenset[int], batch_dim: int) -> Layout:
+    """The layout of a value for the whole batch.
+
+    Where the samples would be counted, it may have an axis of size one: (1, T, C). That one is left
+    out, as the sample axis is, so that r has the same shape in a batch of one sample.
+    """
+    if batch_dim in parameter_axes or len(shape) <= batch_dim or shape[batch_dim] != 1:
+        return Layout(shape, parameter_axes, None, 1)
+    axes = frozenset(axis - (axis > batch_dim) for axis in parameter_axes)
+    return Layout((*shape[:batch_dim], *shape[batch_dim + 1 :]), axes, None, 1)
 
 
 @dataclass(frozen=True, slots=True)

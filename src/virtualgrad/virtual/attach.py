@@ -10,6 +10,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class Attachment:
         self.model = unwrap(model)
         self.intercept = intercept
         self.active = True
+        self.cleared: Callable[[], None] = lambda: None  # by model.zero_grad
         self._modules: list[nn.Module] = []
         self.refresh()
 
@@ -122,8 +124,15 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
         by_base = tuple(base if argument is cls else argument for argument in arguments)
         return (base if function is cls else function, by_base, *rest)
 
+    @functools.wraps(base.zero_grad)
+    def zero_grad(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        base.zero_grad(self, *args, **kwargs)
+        if attachment.active and self is attachment.model:
+            attachment.cleared()
+
     namespace = {
         method: run,
+        "zero_grad": zero_grad,
         "__reduce_ex__": __reduce_ex__,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,

@@ -26,6 +26,7 @@ from virtualgrad.sites.functions import (
     LINEAR,
     TRANSPARENT,
     FunctionRule,
+    broadcast,
     is_basic_index,
 )
 from virtualgrad.virtual.calls import Call, Fused, Use, one_forward
@@ -111,7 +112,8 @@ class Intercept(TorchFunctionMode):
         self.before_pass: Callable[[], None] = lambda: None
         self._current = Pass(None)
         self._live: weakref.ref[Pass] = weakref.ref(self._current)
-        self._batch_size: int | None = None
+        self._batch_size: int | None = None  # of the last call
+        self._batch_sizes: set[int | None] = set()  # of all calls of this step
         self._recomputing: tuple[int, Pass] | None = None  # backward pass -> its pass
         # Uses since the last backward pass in compiled calls, which no graph of ours holds alive.
         self._uses_in_training: dict[str, int] = {}
@@ -162,13 +164,16 @@ class Intercept(TorchFunctionMode):
         if task == -1:
             self.before_pass()
             self._batch_size = batch_size
+            self._batch_sizes.add(batch_size)
             current = self._live()
             if current is None or current.consumed or current.training != training:
                 current = Pass(batch_size, training)
         else:
             current = self._recomputed(task, training)
-        # A checkpoint that is recomputed may begin in the middle: the batch is that of the call.
-        current.batch_size = self._batch_size
+            # A checkpoint may begin in the middle, behind a reshape: the batch is that of a call.
+            if batch_size not in self._batch_sizes:
+                batch_size = self._batch_size
+        current.batch_size = batch_size
         current.loss_scale, current.ranks = self.loss_scale, self.ranks
         self._live = weakref.ref(current)
         self._current = current
@@ -189,6 +194,7 @@ class Intercept(TorchFunctionMode):
         current = self._live()
         if current is not None:
             current.consumed = True
+        self._batch_sizes.clear()
         self._forget_compiled_uses()
 
     def _forget_compiled_uses(self, *_: Any) -> None:
@@ -464,18 +470,30 @@ class Intercept(TorchFunctionMode):
         for use in call.uses:
             axes |= call.rule.axes(len(shape), use.argument, use.strided, call.bound)
         operands = tensors_in((call.args, call.kwargs))
-        if all([self._is_parameter(tensor) for tensor in operands]):
-            axes = set(range(len(shape)))  # made of parameters alone: no samples in it
+        alone = all([self._is_parameter(tensor) for tensor in operands])
+        if alone:  # no samples but those along which a parameter was expanded
+            axes = self._axes_of_all(call, operands, len(shape))
         layout = read_layout(
             shape,
             frozenset(axes),
             batch_size=self._current.batch_size,
             batch_dim=fixed(self.batch_dim),
-            foldable=call.rule.foldable,
+            foldable=call.rule.foldable and not alone,
         )
         parameters = tuple(use.parameter for use in call.uses)
         roles = tuple(use.role for use in call.uses)
         return Site(call.key, call.rule.op, parameters, roles, True, shape, layout)
+
+    def _axes_of_all(self, call: Call, operands: list[Tensor], rank: int) -> set[int]:
+        """Axes of sigma along which some operand differs, be the op linear in it or not."""
+        axes: set[int] = set()
+        linear = list(call.rule.operands(call.bound))
+        for argument, _, tensor in linear:
+            axes |= call.rule.axes(rank, argument, self._strided(tensor), call.bound)
+        for tensor in operands:
+            if not any([tensor is other for _, _, other in linear]):
+                axes |= broadcast(rank, "", self._strided(tensor), call.bound)
+        return axes
 
     def _plan(self, call: Call, shape: tuple[int, ...]) -> Plan:
         """The parts of a site, remembered as long as nothing that they depend on changes."""

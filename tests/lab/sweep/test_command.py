@@ -46,13 +46,13 @@ def test_help():
 
 
 def test_one_optimizer(tmp_path, no_plots):
-    arguments = ("sweep", "tiny", "--trials", 4, "--seeds", 2, "--workers", 1, "--out", tmp_path)
+    arguments = ("sweep", "tiny", "--trials", 2, "--seeds", 2, "--workers", 1, "--out", tmp_path)
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert "Best settings, Tiny" in result.output and "The page: " in result.output
     found = json.loads((tmp_path / "summary.json").read_text())
     (svgd,) = found["optimizers"].values()
-    assert len(svgd["trials"]) == 4 and len(svgd["best"]["errors"]) == 2
+    assert len(svgd["trials"]) == 2 and len(svgd["best"]["errors"]) == 2
     assert (found["data"], found["seeds"], found["steps"]) == ("tiny", 2, 40)
     before = (tmp_path / "sweep.html").read_bytes()
     again = run(*arguments)  # all is done: only the report is made again

@@ -164,6 +164,7 @@ def wait_for(condition, seconds=60):
     return found
 
 
+@pytest.mark.slow
 def test_four_workers_and_one_is_killed(tmp_path, console, postgresql):
     """With a real server: no trial lost, none counted twice, the victim's is taken over."""
     store = Store(postgresql, heartbeat=1, grace=3)
@@ -218,6 +219,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_with_worker_processes(tmp_path, console):
     """A terminal sends it to all of them; every trial under way is put back."""
     script = tmp_path / "script.py"
@@ -247,6 +249,7 @@ def test_ctrl_c_with_worker_processes(tmp_path, console):
     assert put_back and set(put_back) <= set(rates(found))
 
 
+@pytest.mark.slow
 def test_what_stops_one_worker_is_told(tmp_path, console):
     search = a_search(tmp_path / "notes", hook=_fail)
     with pytest.raises(SweepError, match="disk full"):

@@ -129,7 +129,7 @@ def _child(
     *,
     stopping: Event,
     pipe: Connection,
-) -> None:
+) -> None:  # pragma: no cover - runs where coverage is not measured
     """Work in a process of its own, and tell the parent how it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     torch.set_num_threads(threads)
