@@ -6,13 +6,16 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from virtualgrad import SVGD, VirtualGradientDescent
 from virtualgrad.operators import RMS, Clip, Sign, compose
+from virtualgrad.optim import expect_state
 
 BATCH = 8
 
@@ -176,6 +179,47 @@ def sharded_in_float32(rank: int, ranks: int) -> dict[str, Tensor]:
     """Parameters in float64, gathered and used in float32."""
     policy = {"param_dtype": torch.float32, "reduce_dtype": torch.float64}
     return sharded(rank, ranks, {"stale": True, "scale": 1e-3}, **policy)
+
+
+def _sharded_pair(ranks: int) -> tuple[nn.Module, SVGD]:
+    mesh = init_device_mesh("cpu", (ranks,))
+    model = Network()
+    del model.expert  # torch's own get_state_dict makes momentum for what was never used
+    for part in (model.head, model):
+        fully_shard(part, mesh=mesh)
+    return model, SVGD(model, 1e-2, stale=True, momentum=0.5)
+
+
+def _go_on(model: nn.Module, optimizer: SVGD, rank: int, ranks: int) -> dict[str, Tensor]:
+    for x in data(4)[2:]:
+        optimizer.zero_grad()
+        mine = x.split(BATCH // ranks)[rank]
+        (model(mine).square().mean(1).sum() / len(mine)).backward()
+        optimizer.step()
+    return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+
+def save_shards(rank: int, ranks: int, path: str) -> dict[str, Tensor]:
+    """Train, save with torch.distributed.checkpoint, and go on."""
+    model, optimizer = _sharded_pair(ranks)
+    _go_on(model, optimizer, rank, ranks)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=path)
+    return _go_on(model, optimizer, rank, ranks)
+
+
+def load_shards(rank: int, ranks: int, path: str) -> dict[str, Tensor]:
+    """Load what any number of ranks has saved, and go on."""
+    model, optimizer = _sharded_pair(ranks)
+    found = expect_state(optimizer, dcp.FileSystemReader(path).read_metadata())
+    assert len(found) == 4, found
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+    return _go_on(model, optimizer, rank, ranks)
 
 
 def several(rank: int, ranks: int, tasks: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from virtualgrad.lab.sweep.search import DivergedError, End, Search, Trial
 from virtualgrad.lab.sweep.spaces import Range
+from virtualgrad.lab.sweep.storage import Store
+from virtualgrad.lab.sweep.studies import open_study
 
 LR = Range(1e-4, 1)
 BEST_LR, BEST_ERROR, SLOPE = 1e-2, 2.0, 3.0
@@ -85,3 +87,24 @@ def a_search(folder, *, trials=6, name="fake", ranges=None, identity=None, **how
         make=Fake(folder, **how),
         trials=trials,
     )
+
+
+def sqlite(folder, **how):
+    return Store(f"sqlite:///{folder / 'sweep.db'}", **how)
+
+
+def all_trials(search, store):
+    with store.opened() as storage:
+        return open_study(search, store, storage).get_trials()
+
+
+def rates(trials):
+    return [trial.settings["lr"] for trial in trials]
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+    return found

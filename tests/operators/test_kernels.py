@@ -16,8 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from virtualgrad.operators import kernels
+from virtualgrad import Site
+from virtualgrad.operators import RMS, kernels
 from virtualgrad.operators.kernels import Fused, Tile, Update, choose_tile, fits, plain, prepare
+from virtualgrad.sites import read_layout
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed here")
@@ -133,6 +135,26 @@ def check_whole_numbers_are_as_good_as_others():
     assert fused is not None
     update = Update(0, 1, 1, 1)
     torch.testing.assert_close(fused(g, r, None, update), plain(g, r, None, update, axis=0))
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_the_oracle_is_what_rms_does(stale: bool) -> None:
+    torch.manual_seed(0)
+    layout = read_layout((4, 3), frozenset({1}), batch_size=4)
+    site = Site("fc:linear(weight)", "linear", ("fc.weight",), ("weight",), True, (4, 3), layout)
+    operator = RMS(0.5, 0.8, 1e-3, per_sample=False, stale=stale)
+    r, earlier = torch.rand(3), None
+    operator.state = {site.key: {"r": r.clone()}}
+    factor = 0.5 * torch.rsqrt(r + 1e-3)
+    for passes in (1, 2):
+        g = torch.randn(4, 3)
+        update = Update(0.8, 0.2 / (4 * passes), 0.5, 1e-3)
+        given = (factor, earlier) if stale else (r, earlier, update)
+        expected, earlier = plain(g, *given, axis=0)
+        torch.testing.assert_close(operator(g, site), expected)
+    operator.commit()
+    assert earlier is not None
+    torch.testing.assert_close(operator.state[site.key]["r"], 0.8 * r + 0.2 / 8 * earlier.square())
 
 
 @pytest.mark.slow

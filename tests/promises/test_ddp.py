@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from data_parallel import alone, compiled, several, together, with_experts
+from data_parallel import (
+    alone,
+    compiled,
+    load_shards,
+    save_shards,
+    several,
+    together,
+    with_experts,
+)
 from processes import run_ranks
 from torch import Tensor
 
@@ -96,3 +105,8 @@ def test_fsdp2(ranks: int) -> None:
     for state in in_float32:
         for name, value in alone({"stale": True, "scale": 1e-3}).items():
             torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_shards_saved_on_four_ranks_and_loaded_on_two(tmp_path: Path) -> None:
+    (expected, *_) = run_ranks(4, save_shards, str(tmp_path))
+    assert_same(run_ranks(2, load_shards, str(tmp_path)), expected)

@@ -1,4 +1,4 @@
-"""Found by a second look at the promises, and mended: small batches, slices, expanded parameters."""
+"""Found by a second look at the promises, and mended: small batches, slices, expansion."""
 
 from __future__ import annotations
 

@@ -3,10 +3,13 @@
 model -> sites -> T -> virtual gradient -> **update**
 
 ``descent`` is virtual gradient descent with any operator T, ``svgd`` is the paper's Algorithm 1,
-``update`` holds the update as plain functions, ``checks`` what a user may give.
+``update`` holds the update as plain functions, ``checks`` what a user may give. ``mirror`` keeps
+T's numbers where compiled passes see them, ``processes`` finds the ranks that share a batch, and
+``distributed_checkpoint`` makes room for r in sharded checkpoints.
 """
 
 from virtualgrad.optim.descent import VirtualGradientDescent
+from virtualgrad.optim.distributed_checkpoint import expect_state
 from virtualgrad.optim.svgd import SVGD
 
-__all__ = ["SVGD", "VirtualGradientDescent"]
+__all__ = ["SVGD", "VirtualGradientDescent", "expect_state"]

@@ -121,6 +121,23 @@ def require_predicate(where: Any) -> None:
         )
 
 
+def numbered(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with parameters numbered; sharded checkpoints call them by their names."""
+    groups, state = state_dict.get("param_groups"), state_dict.get("state")
+    if not isinstance(groups, list) or not isinstance(state, Mapping):
+        return dict(state_dict)
+    called = [called for group in groups for called in group.get("params", ())]
+    number = {name: index for index, name in enumerate(called)}
+    return {
+        **state_dict,
+        "state": {number.get(key, key): state[key] for key in state},
+        "param_groups": [
+            {**group, "params": [number[name] for name in group.get("params", ())]}
+            for group in groups
+        ],
+    }
+
+
 def require_fitting_state(state_dict: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
     """Raise unless a state_dict was saved for this model by this kind of optimizer."""
     saved = state_dict.get("param_groups")

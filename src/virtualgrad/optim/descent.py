@@ -359,6 +359,7 @@ class VirtualGradientDescent(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch.optim; it may come before the first forward. All of it, or nothing."""
         attachment = self._attached()
+        state_dict = checks.numbered(state_dict)
         checks.require_fitting_state(state_dict, self.param_groups)
         named = list(self._named_parameters())
         operator_state: dict[str, dict[str, Tensor]] = {}

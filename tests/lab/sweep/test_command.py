@@ -17,7 +17,8 @@ from virtualgrad.lab.run import Setup
 from virtualgrad.lab.sweep.display import Display
 from virtualgrad.lab.sweep.objective import Training
 from virtualgrad.lab.sweep.search import DivergedError
-from virtualgrad.lab.sweep.storage import Store, open_study
+from virtualgrad.lab.sweep.storage import Store
+from virtualgrad.lab.sweep.studies import open_study
 
 
 @pytest.fixture(autouse=True)

@@ -1,41 +1,19 @@
 """Exactly as many trials as asked for, whatever happens to those who make them."""
 
 import math
-import multiprocessing
-import os
 import signal
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
-from pathlib import Path
 from statistics import fmean
 
 import optuna
 import pytest
-import sweep_fakes
 from optuna.trial import TrialState
-from sweep_fakes import LR, a_search, error_at, notes
+from sweep_fakes import LR, a_search, all_trials, error_at, notes, rates, sqlite
 
-from virtualgrad.lab import sweep as package
 from virtualgrad.lab.sweep.pool import run_searches
-from virtualgrad.lab.sweep.search import End, SweepError
-from virtualgrad.lab.sweep.storage import TAKEN_OVER, Store, open_study
+from virtualgrad.lab.sweep.search import End
+from virtualgrad.lab.sweep.studies import LOSSES, TAKEN_OVER, open_study, queue_again
 from virtualgrad.lab.sweep.worker import RANDOM_TRIALS
-
-
-def sqlite(folder, **how):
-    return Store(f"sqlite:///{folder / 'sweep.db'}", **how)
-
-
-def all_trials(search, store):
-    with store.opened() as storage:
-        return open_study(search, store, storage).get_trials()
-
-
-def rates(trials):
-    return [trial.settings["lr"] for trial in trials]
 
 
 def test_trials_have_the_errors_of_their_settings(tmp_path, console):
@@ -156,107 +134,19 @@ def test_a_trial_whose_worker_never_began_is_taken_over(tmp_path, console):
     assert states == [TrialState.FAIL, TrialState.COMPLETE]
 
 
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)
-    return found
-
-
-@pytest.mark.slow
-def test_four_workers_and_one_is_killed(tmp_path, console, postgresql):
-    """With a real server: no trial lost, none counted twice, the victim's is taken over."""
-    store = Store(postgresql, heartbeat=1, grace=3)
-    folder = tmp_path / "notes"
-    search = a_search(folder, trials=14, seconds=0.4)
-    results = []
-    thread = threading.Thread(
-        target=lambda: results.extend(run_searches([search], store, 4, console))
-    )
-    thread.start()
-
-    def victim():
-        ended = set(notes(folder, "end"))
-        at_it = [note for note in notes(folder, "begin") if note not in ended]
-        everyone = {process for process, _ in notes(folder, "begin")}
-        return len(everyone) == 4 and len(ended) >= 4 and at_it and at_it[0]
-
-    process, rate = wait_for(victim)
-    assert process in {child.pid for child in multiprocessing.active_children()}
-    os.kill(process, signal.SIGKILL)
-    thread.join(60)
-    assert not thread.is_alive()
-
-    (found,) = results
-    assert len(found) == 14  # none lost, and not one too many
-    assert len({trial.number for trial in found}) == len(set(rates(found))) == 14
-    assert rates(found).count(rate) == 1
-    ends = Counter(rate for _, rate in notes(folder, "end"))
-    assert set(ends.values()) == {1} and set(ends) == set(rates(found))
-    by_number = {trial.number: trial for trial in all_trials(search, store)}
-    states = Counter(trial.state for trial in by_number.values())
-    assert states == {TrialState.COMPLETE: 14, TrialState.FAIL: 1}
-    (lost,) = (trial for trial in by_number.values() if trial.state is TrialState.FAIL)
-    (heir,) = (t for t in by_number.values() if t.user_attrs.get(TAKEN_OVER) == lost.number)
-    assert heir.params == lost.params == {"lr": rate} and heir.state is TrialState.COMPLETE
-    assert "ended with the exit code -9; another takes its trial over" in console.file.getvalue()
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from statistics import fmean
-from rich.console import Console
-from sweep_fakes import a_search
-from virtualgrad.lab.sweep.pool import run_searches
-from virtualgrad.lab.sweep.storage import Store
-
-if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    search = a_search(out / "notes", trials=14, seconds=0.4)
-    run_searches([search], Store(f"sqlite:///{out / 'sweep.db'}"), 2, Console())
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_with_worker_processes(tmp_path, console):
-    """A terminal sends it to all of them; every trial under way is put back."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    source = Path(package.__file__).parents[3]
-    path = {"PYTHONPATH": f"{source}:{Path(sweep_fakes.__file__).parent}"}
-    process = subprocess.Popen(
-        [sys.executable, script, tmp_path],
-        env={**os.environ, **path},
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    folder = tmp_path / "notes"
-    wait_for(lambda: len(notes(folder, "end")) >= 3)
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert "KeyboardInterrupt" in said and process.returncode != 0
-    search, store = a_search(folder, trials=14), sqlite(tmp_path)
-    before = all_trials(search, store)
-    assert TrialState.RUNNING not in {trial.state for trial in before}
-    complete = [trial for trial in before if trial.state is TrialState.COMPLETE]
-    assert 3 <= len(complete) < 14
+def test_settings_that_cost_three_workers_are_let_go(tmp_path, console):
+    store, search = sqlite(tmp_path), a_search(tmp_path / "notes", trials=2)
+    with store.opened() as storage:
+        open_study(search, store, storage).enqueue_trial({"lr": 0.5})
+    for _ in range(2):
+        lost = optuna.load_study(study_name="fake", storage=store.url).ask()
+        lost.suggest_float("lr", LR.low, LR.high, log=True)
+        with store.opened() as storage:
+            study = open_study(search, store, storage)
+            study.tell(lost.number, state=TrialState.FAIL)
+            queue_again(study, study.trials[lost.number])
+    queued = [t for t in all_trials(search, store) if t.state is TrialState.WAITING]
+    assert [t.user_attrs[LOSSES] for t in queued] == [2]
+    optuna.load_study(study_name="fake", storage=store.url).ask()
     (found,) = run_searches([search], store, 1, console)
-    assert len(found) == len(set(rates(found))) == len(set(notes(folder, "end"))) == 14
-    put_back = [t.params["lr"] for t in before if t.state is TrialState.FAIL]
-    assert put_back and set(put_back) <= set(rates(found))
-
-
-@pytest.mark.slow
-def test_what_stops_one_worker_is_told(tmp_path, console):
-    search = a_search(tmp_path / "notes", hook=_fail)
-    with pytest.raises(SweepError, match="disk full"):
-        run_searches([search], sqlite(tmp_path), 2, console)
-    (found,) = run_searches([a_search(tmp_path / "notes")], sqlite(tmp_path), 1, console)
-    assert len(found) == 6
-
-
-def _fail(settings):
-    raise OSError("disk full")
+    assert len(found) == 2 and 0.5 not in rates(found)

@@ -23,7 +23,7 @@ from rich.progress import (
 
 from virtualgrad.lab.sweep.search import End, Search
 from virtualgrad.lab.sweep.sensitivity import best_of
-from virtualgrad.lab.sweep.storage import finished_trials
+from virtualgrad.lab.sweep.studies import finished_trials
 
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_LINES = 15.0

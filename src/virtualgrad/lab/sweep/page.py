@@ -38,11 +38,12 @@ def page(results: Sequence[Result], warning: str | None = None) -> str:
     style = css_variables() + _text("virtualgrad.lab.report", "page.css")
     trials = sum(len(result.trials) for result in results)
     recipe = results[0].recipe
+    seeds = max(len(trial.errors) for result in results for trial in result.trials)
     return template.render(
         content=content_of(results),
         style=Markup(style),  # both are the library's own text
         warning=warning,
-        lead=f"{trials} finished trials of {recipe.steps:,} steps each.",
+        lead=f"{trials} finished trials; {recipe.steps:,} steps, {seeds} seed{'s' * (seeds > 1)}.",
         snippet=snippet(results),
         chapters=[_chapter(result) for result in results],
     )

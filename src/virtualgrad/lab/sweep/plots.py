@@ -23,7 +23,7 @@ from virtualgrad.lab.sweep.spaces import LR, SCALE, Range
 COLORS = "viridis"
 LABELS = {LR: "α, the first learning rate", SCALE: "s, the scale"}
 MARKS = {End.COMPLETE: "o", End.PRUNED: "x", End.DIVERGED: "x"}
-LEAST_SPAN = 4 * WITHIN  # points of error that the scale shows at least
+SPAN = (2.0, 10.0)  # points of error that the scale shows at least, and at most
 
 
 def plots_of(result: Result) -> list[Plot]:
@@ -135,10 +135,10 @@ def parallel_coordinates(result: Result, axes: Axes) -> None:
 
 
 def _norm(result: Result) -> Normalize:
-    """A scale from the best error to where the upper quartile is, and never much too fine."""
-    errors = [trial.spread.mean for trial in result.trials]
+    """A scale from the best error to the upper quartile, within reason: what is far is all bad."""
     low = result.best.spread.mean
-    return Normalize(low, max(float(np.quantile(errors, 0.75)), low + LEAST_SPAN))
+    span = float(np.quantile([trial.spread.mean for trial in result.trials], 0.75)) - low
+    return Normalize(low, low + float(np.clip(span, *SPAN)))
 
 
 def _values(of: Range) -> FuncFormatter:

@@ -7,7 +7,6 @@ Either way no finished trial is lost, and the same command goes on.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import traceback
 from collections.abc import Sequence
@@ -23,7 +22,8 @@ from virtualgrad.errors import VirtualGradError
 from virtualgrad.lab.interrupt import StopRequest
 from virtualgrad.lab.sweep.display import Display
 from virtualgrad.lab.sweep.search import Search, SweepError, Trial
-from virtualgrad.lab.sweep.storage import Store, finished_trials, open_study
+from virtualgrad.lab.sweep.storage import Store
+from virtualgrad.lab.sweep.studies import finished_trials, open_study
 from virtualgrad.lab.sweep.worker import work
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -114,7 +114,7 @@ def _watch(
             except EOFError:  # it ended without a word
                 child.join()
                 killed.append(f"{child.name} ended with the exit code {child.exitcode}")
-                display.console.print(f"{killed[-1]}; another takes its trial over.")
+                display.console.print(f"{killed[-1]}; its trial will be taken over.")
                 continue
             if problem:
                 problems.append(problem)
@@ -133,10 +133,11 @@ def _child(
     """Work in a process of its own, and tell the parent how it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     torch.set_num_threads(threads)
-    parent = os.getppid()  # changes when that is killed: nobody would stop us any more
+    parent = multiprocessing.parent_process()
 
     def stop() -> bool:
-        return stopping.is_set() or os.getppid() != parent
+        orphaned = parent is not None and not parent.is_alive()  # nobody else would stop us
+        return stopping.is_set() or orphaned
 
     try:
         work(searches, store, stop, lambda: None)

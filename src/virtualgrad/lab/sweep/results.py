@@ -1,11 +1,11 @@
 """What the trials of a recipe show: the best settings of each optimizer, and how much they matter.
 
-A table with a column per optimizer, and sentences.
+A table with a row per optimizer, and sentences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,13 +25,14 @@ DIGITS = 4
 """Significant digits of a setting in a recipe."""
 
 NOTE = (
-    "Errors are those of the last step: mean ± sample standard deviation over seeds, and the 95 % "
-    "interval of the mean by Student's t. They are the best of many trials, chosen by the test "
-    "set, and so a little too low; train the best settings with other seeds to know them. Range "
-    f"within {WITHIN} points: the share of the searched range, in log space, whose error is at "
-    "most so much above the best; every place counts with the error of the trial nearest to it. "
-    "Pruned trials were far behind others when they were stopped; settings whose training left "
-    "the finite numbers count with an error of 100 %."
+    "α is the learning rate of the first phase, s the scale. Errors are those of the last step: "
+    "mean ± sample standard deviation over seeds, and the 95 % interval of the mean by Student's "
+    "t. They are the best of many trials, chosen by the test set, and so a little too low; train "
+    f"the best settings with other seeds to know them. Range within {WITHIN}: the share of the "
+    "searched range, in log space, whose error is at most so many points above the best; every "
+    "place counts with the error of the trial nearest to it. Pruned trials were far behind others "
+    "when they were stopped; settings whose training left the finite numbers (diverged) count "
+    "with an error of 100 %."
 )
 
 
@@ -85,54 +86,43 @@ class Result:
         return [name for name, place in places.items() if not EDGE <= place <= 1 - EDGE]
 
 
+COLUMNS = (
+    "α",
+    "s",
+    "last error, %",
+    "95 % interval",
+    "trials",
+    "pruned",
+    "diverged",
+    f"range within {WITHIN}, %",
+)
+
+
 def content_of(results: Sequence[Result]) -> Content:
-    """The table of a recipe with what it shows."""
-    recipe = results[0].recipe
+    """The table of a recipe, an optimizer per row, with what it shows."""
     least = min(round(result.best.spread.mean, 2) for result in results)
-    begins = (0, *recipe.milestones)
+    widest = max(result.share or 0 for result in results) if len(results) > 1 else None
+    rows = tuple(Row(result.space.title, _entries(result, least, widest)) for result in results)
+    title = f"Best settings, {results[0].recipe.title}"
+    return Content(Table(title, COLUMNS, rows), findings(results), NOTE)
 
-    def row(label: str, text: Callable[[Result], str]) -> Row:
-        return Row(label, tuple(Entry(text(result)) for result in results))
 
-    def rate(phase: int) -> Row:
-        return row(
-            f"α from step {begins[phase]:,}", lambda result: plain_number(result.tuned.lr[phase])
-        )
-
-    table = Table(
-        title=f"Best settings, {recipe.title}",
-        columns=tuple(result.space.title for result in results),
-        rows=(
-            *(rate(phase) for phase in range(len(begins))),
-            row(
-                "s",
-                lambda r: plain_number(r.tuned.options[SCALE]) if SCALE in r.space.ranges else NONE,
-            ),
-            Row("last error, %", tuple(error_entry(r.best.spread, least) for r in results)),
-            row("95 % interval", lambda result: _interval(result.best.spread)),
-            row("seeds", lambda result: str(len(result.best.errors))),
-            row("trials", lambda result: str(len(result.trials))),
-            row("of these pruned", lambda result: str(result.count(End.PRUNED))),
-            row("of these diverged", lambda result: str(result.count(End.DIVERGED))),
-            Row(f"range within {WITHIN} points, %", _shares(results)),
-        ),
+def _entries(result: Result, least: float, widest: float | None) -> tuple[Entry, ...]:
+    best, share = result.tuned, result.share
+    counts = (len(result.trials), result.count(End.PRUNED), result.count(End.DIVERGED))
+    return (
+        Entry(plain_number(best.lr[0])),
+        Entry(plain_number(best.options[SCALE])) if SCALE in best.options else Entry(),
+        error_entry(result.best.spread, least),
+        Entry(_interval(result.best.spread)),
+        *(Entry(str(count)) for count in counts),
+        Entry() if share is None else Entry(f"{100 * share:.1f}", best=share == widest),
     )
-    return Content(table, findings(results), NOTE)
 
 
 def _interval(spread: Spread) -> str:
     interval = spread.interval
-    return NONE if interval is None else f"{max(interval[0], 0):.2f} to {interval[1]:.2f}"
-
-
-def _shares(results: Sequence[Result]) -> tuple[Entry, ...]:
-    widest = max((result.share or 0 for result in results), default=0)
-    return tuple(
-        Entry()
-        if result.share is None
-        else Entry(f"{100 * result.share:.1f}", best=result.share == widest and len(results) > 1)
-        for result in results
-    )
+    return NONE if interval is None else f"{max(interval[0], 0):.2f}–{interval[1]:.2f}"
 
 
 def findings(results: Sequence[Result]) -> list[Finding]:

@@ -64,7 +64,7 @@ SPACES: dict[str, Space] = {
     space.method: space
     for space in (
         Space("sgd", "SGD", "sgd", {LR: Range(1e-3, 10)}),
-        Space("sgd-momentum", "momentum", "sgd", {LR: Range(1e-4, 1)}),
+        Space("sgd-momentum", "Momentum", "sgd", {LR: Range(1e-4, 1)}),
         Space("rmsprop", "RMSProp", "rmsprop", {LR: Range(1e-5, 1e-1)}),
         Space("adam", "Adam", "adam", {LR: Range(1e-5, 1e-1)}),
         Space("adamw", "AdamW", "adam", {LR: Range(1e-5, 1e-1)}),

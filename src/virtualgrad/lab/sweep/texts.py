@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ def snippet(results: Sequence[Result]) -> str:
     lines.append("optimizers={")
     for result in results:
         best = result.tuned
-        options = f", {dict(best.options)!r}" if best.options else ""
+        options = f", {json.dumps(dict(best.options))}" if best.options else ""
         error = result.best.spread
         spread = "" if error.sd is None else f" ± {error.sd:.2f}"
         lines.append(

@@ -23,7 +23,14 @@ from optuna.trial import TrialState
 
 from virtualgrad.lab.sweep.pruning import hopeless
 from virtualgrad.lab.sweep.search import DIVERGED, DivergedError, Objective, Search
-from virtualgrad.lab.sweep.storage import ERRORS, TAKEN_OVER, Store, open_study, queue_again
+from virtualgrad.lab.sweep.storage import Store
+from virtualgrad.lab.sweep.studies import (
+    ERRORS,
+    TAKEN_OVER,
+    open_study,
+    put_back,
+    queue_again,
+)
 
 RANDOM_TRIALS = 16
 """The first trials are spread at random over the ranges; then the sampler learns from them."""
@@ -176,7 +183,7 @@ class _Attempt:
             lost = self.study.trials[self.trial.number]
             queued = {each.user_attrs.get(TAKEN_OVER) for each in self.study.trials}
             if lost.state is TrialState.FAIL and lost.number not in queued:
-                queue_again(self.study, lost)
+                put_back(self.study, lost)
 
 
 def _sampler(name: str) -> TPESampler:

@@ -1,4 +1,4 @@
-"""What is not supported yet raises or warns: it is never silently wrong."""
+"""Promise 1: autocast."""
 
 from __future__ import annotations
 
@@ -9,18 +9,6 @@ import torch
 from torch import nn
 
 from virtualgrad import SVGD
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-
-
-def test_several_processes_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-    with pytest.warns(UserWarning, match="4 processes: each keeps an r of its own"):
-        SVGD(network(), 0.1)
 
 
 @pytest.fixture
