@@ -33,11 +33,20 @@ def test_four_workers_and_one_is_killed(tmp_path, console, postgresql):
     )
     thread.start()
 
+    def at_it():
+        begun = notes(folder, "begin")  # read first: what ends in between is not taken for running
+        return [note for note in begun if note not in set(notes(folder, "end"))]
+
     def victim():
-        ended = set(notes(folder, "end"))
-        at_it = [note for note in notes(folder, "begin") if note not in ended]
+        """A worker in the middle of a trial, held there."""
         everyone = {process for process, _ in notes(folder, "begin")}
-        return len(everyone) == 4 and len(ended) >= 4 and at_it and at_it[0]
+        if len(everyone) < 4 or len(notes(folder, "end")) < 4 or not (found := at_it()):
+            return None
+        os.kill(found[0][0], signal.SIGSTOP)
+        if found[0] in at_it():
+            return found[0]
+        os.kill(found[0][0], signal.SIGCONT)
+        return None
 
     process, rate = wait_for(victim)
     assert process in {child.pid for child in multiprocessing.active_children()}
@@ -63,7 +72,6 @@ def test_four_workers_and_one_is_killed(tmp_path, console, postgresql):
 SCRIPT = """
 import sys
 from pathlib import Path
-from statistics import fmean
 from rich.console import Console
 from sweep_fakes import a_search
 from virtualgrad.lab.sweep.pool import run_searches
