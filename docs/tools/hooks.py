@@ -22,19 +22,7 @@ log = logging.getLogger("mkdocs.hooks.virtualgrad")
 
 ROOT = Path(__file__).parents[2]
 INCLUDE = re.compile(r"^<!-- include: (\S+) (\S+) -->$", re.MULTILINE)
-LATER = {"sweeps.md"}  # in the navigation as soon as it is written
 PUBLIC = ("virtualgrad", "virtualgrad.operators", "virtualgrad.errors")
-
-
-def on_config(config: Any) -> Any:
-    """Leave out of the navigation what is still to come."""
-    for chapter in config.nav:
-        for entries in chapter.values():
-            for entry in list(entries) if isinstance(entries, list) else []:
-                pages = set(entry.values()) if isinstance(entry, dict) else {entry}
-                if pages <= LATER and not all((ROOT / "docs" / page).exists() for page in pages):
-                    entries.remove(entry)
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
