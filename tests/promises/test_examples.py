@@ -12,6 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+ON_SEVERAL_PROCESSES = {"ddp.py", "fsdp.py"}
 WITHOUT_TRAINING = {"explain_a_model.py", "architectures.py"}
 
 ENVIRONMENT = os.environ | {
@@ -25,6 +26,8 @@ ENVIRONMENT = os.environ | {
 def test_the_list_is_complete() -> None:
     assert set(SCRIPTS) >= WITHOUT_TRAINING | {
         "custom_operator.py",
+        "ddp.py",
+        "fsdp.py",
         "hf_accelerate.py",
         "hf_trainer.py",
         "lightning_module.py",
@@ -37,8 +40,9 @@ def test_the_list_is_complete() -> None:
 # architectures.py writes into the repository; test_architectures.py checks what it writes.
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "architectures.py"])
 def test_example(script: str, tmp_path: Path) -> None:
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, EXAMPLES / script],
+        [sys.executable, *(start if script in ON_SEVERAL_PROCESSES else ()), EXAMPLES / script],
         cwd=tmp_path,
         env=ENVIRONMENT,
         capture_output=True,

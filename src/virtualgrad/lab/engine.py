@@ -7,6 +7,7 @@ the host. The first steps of each phase run eagerly (they are real steps), then 
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 
@@ -36,6 +37,8 @@ class Engine:
         self._streams: list[torch.cuda.Stream] = []
         if self.device.type == "cuda":  # pragma: no cover - needs a GPU
             self._streams = [torch.cuda.Stream(self.device) for _ in runs]
+            gc.collect()  # the runs before these, and the graph that held their memory
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def train(
