@@ -371,3 +371,50 @@ def test_an_overwritten_copy_is_no_longer_the_parameter() -> None:
     with VirtualGradientDescent(model, 0.1, operators.Sign()):
         model(x).square().sum().backward()
     torch.testing.assert_close(model.w.grad, expected)
+
+
+def test_a_layer_that_is_left_out_is_looked_at_again_with_another_bias() -> None:
+    """What is remembered of a layer holds for its own parameters only."""
+
+    class Borrowing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4))
+            self.first, self.second = (nn.Parameter(torch.zeros(3)) for _ in range(2))
+            self.turn = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.turn += 1
+            bias = self.first if self.turn < 3 else self.second
+            return torch.nn.functional.linear(x, self.weight, bias)
+
+    torch.manual_seed(0)
+    model = Borrowing()
+    optimizer = SVGD(model, 0.1, where=lambda site: site.parameters == ("second",), stale=True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().mean().backward()
+        optimizer.step()
+    assert [key for key in optimizer.operator.state if "linear" in key]
+
+
+def test_a_layer_that_is_remembered_sees_a_parameter_as_its_input() -> None:
+    torch.manual_seed(0)
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.table = nn.Linear(4, 3), nn.Parameter(torch.randn(6, 4))
+
+        def forward(self, x: torch.Tensor, use_table: bool) -> torch.Tensor:
+            return self.layer(self.table if use_table else x)
+
+    model = Mixed()
+    optimizer = SVGD(model, 0.1)
+    for use_table in (False, False, True):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4), use_table).square().mean().backward()
+        plain = copy.deepcopy(model)
+        plain.zero_grad()
+        plain(torch.randn(6, 4), True).square().mean().backward()
+    assert not torch.allclose(model.table.grad, plain.table.grad, rtol=0.1)

@@ -68,8 +68,6 @@ class Attachment:
         """Run a module's forward under the interception."""
         intercept = self.intercept
         outer, intercept.path = intercept.path, path
-        if intercept.is_sharded:
-            intercept.meet(path, module)
         try:
             if outer is not None:
                 return forward(module, *args, **kwargs)
@@ -104,10 +102,15 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
     method = "__call__" if "forward" in vars(module) else "forward"
     plain = getattr(base, method)
 
+    own = attachment.intercept.own_parameters(module)
+
     @functools.wraps(plain)  # its signature is read by trainers
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # "is module": a copy that a class makes of itself by its own means is a plain model.
         if attachment.active and torch.is_grad_enabled() and self is module:
+            if attachment.intercept.is_sharded:
+                refuse_compiled_shards(path)
+                attachment.intercept.meet(self, own)
             return attachment.call(path, plain, self, args, kwargs)
         return plain(self, *args, **kwargs)
 
@@ -197,6 +200,16 @@ def require_attachable(model: nn.Module) -> None:
                 allowed="modules that run themselves: DataParallel runs copies of them",
                 todo="use torch.nn.parallel.DistributedDataParallel",
             )
+
+
+def refuse_compiled_shards(path: str) -> None:
+    """Raise where sharded parameters meet a compiler: it knows the gathered ones by no name."""
+    if torch.compiler.is_compiling():
+        raise ModelError.of(
+            given=f"the sharded module {path or '(model)'!r} in a compiled pass",
+            allowed="FSDP2 or torch.compile, not yet both",
+            todo="leave out torch.compile, or use DistributedDataParallel with it",
+        )
 
 
 def named_parameters(model: nn.Module) -> dict[str, Tensor]:

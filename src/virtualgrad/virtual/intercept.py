@@ -129,15 +129,19 @@ class Intercept(TorchFunctionMode):
         self._memories.clear()
         self._plans.clear()
 
-    def meet(self, path: str, module: nn.Module) -> None:
+    def own_parameters(self, module: nn.Module) -> dict[str, str]:
+        """What a module calls its tracked parameters -> their names (a tied one has one name)."""
+        own = ((short, self._names.get(id(p))) for short, p in module._parameters.items())
+        return {short: name for short, name in own if name is not None}
+
+    def meet(self, module: nn.Module, own: Mapping[str, str]) -> None:
         """Learn the tensors that stand in for a module's sharded parameters while it runs.
 
-        FSDP gathers a parameter into another tensor before the module's forward; its name is the
-        same.
+        FSDP gathers a parameter into another tensor before the module's forward.
         """
-        for short, tensor in module._parameters.items():
-            name = f"{path}.{short}" if path else short
-            if tensor is not None and name in self._parameters and id(tensor) not in self._names:
+        for short, name in own.items():
+            tensor = module._parameters[short]
+            if tensor is not None and id(tensor) not in self._names:
                 self._names[id(tensor)] = name
                 self._gathered[name] = tensor  # kept alive, as above
 
@@ -238,6 +242,8 @@ class Intercept(TorchFunctionMode):
         memory = self._memories.get((func, self.path, id(weight)))
         if memory is None or self._is_watched_by_others():
             return None
+        if self._views and any(id(value) in self._views for value in (*args, *kwargs.values())):
+            return None  # a parameter in another guise
         return memory.run(func, args, kwargs, self._current, self.batch_dim)
 
     def _remember_layer(self, call: Call, memory: LeftOut | Layer) -> None:

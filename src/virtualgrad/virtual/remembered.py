@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from virtualgrad.operators import Operator
 from virtualgrad.sites import Site
@@ -40,6 +40,11 @@ class LeftOut:
         self, func: Any, args: tuple[Any, ...], kwargs: Any, current: Pass, batch_dim: int
     ) -> Any:
         """Run the op; None if it has to be looked at again."""
+        given = [tensor for tensor in (*args, *kwargs.values()) if isinstance(tensor, nn.Parameter)]
+        if len(given) != len(self.parameters):
+            return None
+        if any(new is not old for new, old in zip(given, self.parameters, strict=True)):
+            return None
         if all([parameter.requires_grad for parameter in self.parameters]):
             return func(*args, **kwargs)
         return None
@@ -70,6 +75,8 @@ class Layer:
         if kwargs or not self.is_same(args):
             return None
         x = args[0]
+        if isinstance(x, nn.Parameter):
+            return None
         number = current.uses.get(self.key, 0)
         parts = self.parts.get((number, x.shape, x.dtype, current.batch_size, batch_dim))
         if parts is None or torch._C._are_functorch_transforms_active():
