@@ -178,7 +178,15 @@ class RMS(StatefulOperator):
         """Add g to what the site has got since the last commit; s / sqrt(r + eps)."""
         running.rho, running.loss_scale = numbers.rho, self.loss_scale
         if running.compiled is not None:  # eager and compiled passes in turn: one way of counting
-            self._add(running.compiled, running, g, numbers)
+            counts = (running.elements_of_pass, running.samples_of_pass)
+            self._add(
+                running.compiled,
+                g,
+                running.averaged,
+                counts=counts if running.sampled else None,
+                rho=numbers.rho,
+                loss_scale=self.loss_scale,
+            )
             return _factor(running.r if self.stale else running.compiled.candidate, numbers)
         now = None if self.stale else self.ranks  # T needs the new r of all ranks
         if running.sampled:
@@ -216,31 +224,33 @@ class RMS(StatefulOperator):
         compiled: Compiled = getattr(self._sites, name)
         if tuple(compiled.r.shape) != shape:
             _require_shape(key, shape, tuple([fixed(n) for n in compiled.r.shape]))
-        used = compiled.r if self.stale else compiled.candidate
-        if layout.sample_axis is None:
-            compiled.add_gradient(_accumulated(g) / numbers.loss_scale, axes, rho=numbers.rho)
-        else:
-            compiled.add_samples(
-                sum_of_squares(g, axes) / numbers.loss_scale**2,
-                prod([layout.view[axis] for axis in axes]),
-                layout.samples,
-                rho=numbers.rho,
-                unit_is_sample=self.unit_is_sample,
-            )
-        return _factor(used, numbers)
+        counts = (prod([layout.view[axis] for axis in axes]), layout.samples)
+        self._add(
+            compiled,
+            g,
+            axes,
+            counts=None if layout.sample_axis is None else counts,
+            rho=numbers.rho,
+            loss_scale=numbers.loss_scale,
+        )
+        return _factor(compiled.r if self.stale else compiled.candidate, numbers)
 
-    def _add(self, compiled: Compiled, running: Running, g: Tensor, numbers: RMSSettings) -> None:
-        if running.sampled:
-            compiled.add_samples(
-                sum_of_squares(g, running.averaged) / self.loss_scale**2,
-                running.elements_of_pass,
-                running.samples_of_pass,
-                rho=numbers.rho,
-                unit_is_sample=self.unit_is_sample,
-            )
+    def _add(
+        self,
+        compiled: Compiled,
+        g: Tensor,
+        axes: tuple[int, ...],
+        *,
+        counts: tuple[int, int] | None,
+        rho: Any,
+        loss_scale: Any,
+    ) -> None:
+        """Add g to what a compiled site has got; ``counts`` (e, m) are None without samples."""
+        if counts is None:
+            compiled.add_gradient(_accumulated(g) / loss_scale, axes, rho=rho)
         else:
-            gradient = _accumulated(g) / self.loss_scale
-            compiled.add_gradient(gradient, running.averaged, rho=numbers.rho)
+            squares = sum_of_squares(g, axes) / loss_scale**2
+            compiled.add_samples(squares, *counts, rho=rho, unit_is_sample=self.unit_is_sample)
 
     def _layout(self, site: Site) -> Layout:
         """The site's layout; with all rows alike if its r was begun so (picked rows)."""

@@ -74,6 +74,7 @@ class VirtualGradientDescent(Optimizer):
         process_group: the processes that share a batch, as in DistributedDataParallel; "auto" for
             those of the DDP model, or else all that torch.distributed knows; None for this one
             alone.
+        mirrors: where T looks for its numbers in compiled passes, if it has any.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class VirtualGradientDescent(Optimizer):
         nonfinite: str = "raise",
         grad_scaler: GradScaler | None = None,
         process_group: Any = "auto",
+        mirrors: Mirrors | None = None,
         **defaults: Any,
     ) -> None:
         checks.require_model(model)
@@ -106,6 +108,7 @@ class VirtualGradientDescent(Optimizer):
         self.nonfinite = nonfinite
         self.grad_scaler = grad_scaler
         self._group_index: dict[str, int] = {}
+        self._mirrors = Mirrors() if mirrors is None else mirrors
         self._attachment = None
         super().__init__(self._named_groups(params, named), defaults)
         this = weakref.ref(self)  # the model must not keep its optimizer alive

@@ -74,7 +74,7 @@ class SVGD(VirtualGradientDescent):
     ) -> None:
         checks.require_choice("loss_reduction", loss_reduction, ("mean", "sum"))
         this = weakref.ref(self)  # the model must not keep its optimizer alive
-        mirrors = self._mirrors = Mirrors()
+        mirrors = Mirrors()
 
         def settings(site: Site) -> RMSSettings:
             optimizer = this()
@@ -110,6 +110,7 @@ class SVGD(VirtualGradientDescent):
             nonfinite=nonfinite,
             grad_scaler=grad_scaler,
             process_group=process_group,
+            mirrors=mirrors,
             scale=scale,
             rho=rho,
             eps=eps,

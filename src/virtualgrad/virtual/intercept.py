@@ -326,12 +326,7 @@ class Intercept(TorchFunctionMode):
         chosen = {} if torch.compiler.is_compiling() else self._chosen.get(call.key, {})
         uses = [use for use in call.uses if chosen.get(use.parameter, True)]
         if not uses:  # left out by where: the plain gradient, at no cost
-            parameters = [use.tensor for use in call.uses]
-            every = [tensor for _, _, tensor in call.rule.operands(call.bound)]
-            if all(isinstance(p, nn.Parameter) for p in parameters) and len(parameters) == len(
-                [tensor for tensor in every if isinstance(tensor, nn.Parameter)]
-            ):
-                self._remember_layer(call, LeftOut(parameters))
+            self._remember_left_out(call)
             return call.plain()
         if len(uses) < len(call.uses):
             call = replace(call, uses=uses)
@@ -345,6 +340,14 @@ class Intercept(TorchFunctionMode):
         main = call.main()
         plan = self._plan(call, tuple(main.shape))
         return self._join(plan, main, [call.shadow(part, call.args) for part, _ in plan])
+
+    def _remember_left_out(self, call: Call) -> None:
+        """Remember a layer at which T does not act, if ``where`` was asked for all parameters."""
+        asked = [use.tensor for use in call.uses]
+        operands = [tensor for _, _, tensor in call.rule.operands(call.bound)]
+        parameters = [tensor for tensor in operands if isinstance(tensor, nn.Parameter)]
+        if len(asked) == len(parameters) and all(isinstance(p, nn.Parameter) for p in asked):
+            self._remember_layer(call, LeftOut(parameters))
 
     def _run_once(self, call: Call, fused: Fused) -> Tensor:
         """An op with a Function of its own: one forward; its T is looked up in backward."""
