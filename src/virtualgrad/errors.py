@@ -50,6 +50,14 @@ class StateDictError(VirtualGradError, ValueError):
     """A state_dict that does not belong to this optimizer and model."""
 
 
+class CheckpointError(VirtualGradError, RuntimeError):
+    """A checkpoint that cannot be written or is damaged, or a folder in which none is whole."""
+
+
+class DamagedCheckpointWarning(VirtualGradError, UserWarning):
+    """A checkpoint is truncated or altered: it is passed over, and the one before it is used."""
+
+
 class DetachedError(VirtualGradError, RuntimeError):
     """The optimizer is not attached to a model, so gradients would be plain ones."""
 

@@ -7,6 +7,7 @@ import stat
 import pytest
 import torch
 
+from virtualgrad.files import sweep
 from virtualgrad.lab import record as module
 from virtualgrad.lab.record import (
     Curve,
@@ -14,7 +15,6 @@ from virtualgrad.lab.record import (
     RecordError,
     environment,
     load_records,
-    sweep,
     write_safely,
 )
 
@@ -107,7 +107,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, w
 
     path = tmp_path / "file"
     write_safely(path, "old")
-    monkeypatch.setattr(module.os, where, fail)
+    monkeypatch.setattr(os, where, fail)
     with pytest.raises(OSError, match="disk full"):
         write_safely(path, "new")
     assert path.read_text() == "old"

@@ -1,13 +1,12 @@
 """Snapshots: kept while a run is unfinished, refused when they do not fit."""
 
-import hashlib
-import io
 from dataclasses import replace
 
 import pytest
 import torch
 from tiny_lab import TINY, tiny_data
 
+from virtualgrad.files import write_sealed
 from virtualgrad.lab.run import Run, Setup
 from virtualgrad.lab.snapshot import drop_snapshot, resumed, save_snapshot, snapshot_path
 
@@ -68,11 +67,9 @@ def test_a_changed_byte_starts_anew_and_says_so(saved, tmp_path):
 @pytest.mark.parametrize("key", ["optimizer", "losses", "identity"])
 def test_a_state_that_fits_in_part_only_starts_anew(saved, tmp_path, key):
     path = snapshot_path(saved, tmp_path)
-    state = torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)
+    state = torch.load(path, weights_only=True)
     del state[key]
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    path.write_bytes(hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
+    write_sealed(path, state)
     run, text = resumed(make, tmp_path)
     assert is_new(run) and "does not fit (KeyError)" in text
 

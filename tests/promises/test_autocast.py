@@ -11,15 +11,6 @@ from torch import nn
 from virtualgrad import SVGD
 
 
-@pytest.fixture
-def without_onednn() -> object:
-    """Some machines announce bfloat16 instructions that they cannot run."""
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    yield
-    torch._C._set_mkldnn_enabled(enabled)
-
-
 @pytest.mark.usefixtures("without_onednn")
 @pytest.mark.parametrize("convolution", [False, True])
 def test_bfloat16_autocast_is_close_to_float32(convolution: bool) -> None:

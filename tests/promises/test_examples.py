@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
-ON_SEVERAL_PROCESSES = {"ddp.py", "fsdp.py"}
+ON_SEVERAL_PROCESSES = {"ddp.py", "elastic.py", "fsdp.py"}
 WITHOUT_TRAINING = {"explain_a_model.py", "architectures.py"}
 
 ENVIRONMENT = os.environ | {
@@ -27,6 +27,7 @@ def test_the_list_is_complete() -> None:
     assert set(SCRIPTS) >= WITHOUT_TRAINING | {
         "custom_operator.py",
         "ddp.py",
+        "elastic.py",
         "fsdp.py",
         "hf_accelerate.py",
         "hf_trainer.py",

@@ -7,9 +7,7 @@ place, so that a kill at any moment leaves a valid file.
 from __future__ import annotations
 
 import json
-import os
 import platform
-import secrets
 import subprocess
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +17,7 @@ from typing import Any
 import torch
 
 from virtualgrad.errors import VirtualGradError
+from virtualgrad.files import replacing
 
 FORMAT = 1
 
@@ -126,26 +125,10 @@ def load_records(folder: Path) -> list[Record]:
 def write_safely(path: Path, content: str | bytes) -> None:
     """Replace a file by a new one, so that it is always either the old or the new one.
 
-    A text is written as UTF-8. The permissions are those of any new file. A kill in the middle
-    leaves the old file, and beside it a hidden one that :func:`sweep` removes.
+    A text is written as UTF-8.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content.encode("utf-8") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def sweep(path: Path) -> None:
-    """Remove what killed writers of a file left beside it."""
-    for left in path.parent.glob(f".{path.name}.*"):
-        left.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -1,22 +1,13 @@
-"""Saved states of unfinished runs, so that a killed run goes on to the same end.
-
-A file is the SHA-256 of a state and then the state as torch.save writes it: torch.load alone does
-not notice a changed byte.
-"""
+"""Saved states of unfinished runs, so that a killed run goes on to the same end."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from virtualgrad.lab.record import sweep, write_safely
+from virtualgrad.errors import CheckpointError
+from virtualgrad.files import read_sealed, sweep, write_sealed
 from virtualgrad.lab.run import Run
-
-DIGEST = hashlib.sha256().digest_size
 
 
 def snapshot_path(run: Run, folder: Path) -> Path:
@@ -26,10 +17,7 @@ def snapshot_path(run: Run, folder: Path) -> Path:
 
 def save_snapshot(run: Run, folder: Path) -> None:
     """Keep the state of a run; the file is always either the old or the new one."""
-    buffer = io.BytesIO()
-    torch.save({"identity": _identity(run), **run.state_dict()}, buffer)
-    content = buffer.getvalue()
-    write_safely(snapshot_path(run, folder), hashlib.sha256(content).digest() + content)
+    write_sealed(snapshot_path(run, folder), {"identity": _identity(run), **run.state_dict()})
 
 
 def resumed(make: Callable[[], Run], folder: Path) -> tuple[Run, str]:
@@ -43,12 +31,11 @@ def resumed(make: Callable[[], Run], folder: Path) -> tuple[Run, str]:
     path = snapshot_path(run, folder)
     if not path.exists():
         return run, "starts anew"
-    saved = path.read_bytes()
-    found, content = saved[:DIGEST], saved[DIGEST:]
-    if found != hashlib.sha256(content).digest():
+    try:
+        state = read_sealed(path, run.setup.device)
+    except CheckpointError:
         return run, f"starts anew: {path.name} is damaged"
     try:
-        state = torch.load(io.BytesIO(content), map_location=run.setup.device, weights_only=True)
         if state.pop("identity") != _identity(run):
             return run, f"starts anew: {path.name} has other settings or data"
         run.load_state_dict(state)
