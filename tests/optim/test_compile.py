@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, nop
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from virtualgrad import SVGD
 
@@ -267,3 +269,24 @@ def test_a_model_that_is_called_twice_before_backward() -> None:
             optimizer.step()
     assert_same(eager, model)
     assert ours.operator.state.keys() == theirs.operator.state.keys()
+
+
+def test_r_lies_in_memory_as_sigma_does_and_g_is_not_copied():
+    """Asked for its strides, a g would make torch.compile copy it into contiguous memory."""
+    model = network().to(memory_format=torch.channels_last)
+    x = batches(4)[0].to(memory_format=torch.channels_last)
+    optimizer = SVGD.released(model, lr=0.1)
+    backward: list[str] = []
+
+    def looked_at(graph: Any, _: Any) -> Any:
+        backward.append(graph.code)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=nop, bw_compiler=looked_at)
+    torch.compile(model, backend=backend, fullgraph=True)(x).square().mean().backward()
+    optimizer.step()
+    r = optimizer.operator.state["0:conv2d(weight)"]["r"]
+    assert r.shape == (4, 4, 4)
+    assert r.stride() == (1, 16, 4)
+    assert "aten.convolution_backward" in backward[0]
+    assert "aten.clone" not in backward[0]

@@ -48,10 +48,11 @@ class StatefulOperator(ABC):
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return T(g), and prepare the new state of the site."""
 
-    def at(self, site: Site) -> Operator:
+    def at(self, site: Site, sigma: Tensor) -> Operator:
         """The operator with its hyperparameters at a site read now, in the forward pass.
 
-        A compiled backward pass has no host to ask for them.
+        A compiled backward pass has no host to ask for them; nor may it ask how g lies in memory,
+        but that is known of sigma.
         """
         return self
 
@@ -164,10 +165,10 @@ class Compose(StatefulOperator):
         """Return the composition of the members on g."""
         return _Chain(self.operators)(g, site)
 
-    def at(self, site: Site) -> Operator:
+    def at(self, site: Site, sigma: Tensor) -> Operator:
         """The composition of the members at a site."""
         return _Chain(
-            [o.at(site) if isinstance(o, StatefulOperator) else o for o in self.operators]
+            [o.at(site, sigma) if isinstance(o, StatefulOperator) else o for o in self.operators]
         )
 
     def reduce(self) -> None:
@@ -236,18 +237,26 @@ def _name(operator: object) -> str:
 
 
 def nonfinite_indices(tensors: Sequence[Tensor]) -> list[int]:
-    """Which of some tensors hold a NaN or an infinity; one synchronisation per device.
-
-    A sum is finite if all its terms are, unless it overflows, which is as bad.
-    """
+    """Which of some tensors hold a NaN or an infinity; one synchronisation per device."""
     reals = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for real in reals:
-        total = real.sum(dtype=accumulation_dtype(real.dtype))
-        by_device.setdefault(real.device, []).append(total)
-    if all(bool(torch.stack(totals).sum().isfinite()) for totals in by_device.values()):
+    if _seem_finite(reals):
         return []  # the rule: nobody asks for the places
-    return [index for index, real in enumerate(reals) if not bool(real.sum().isfinite())]
+    return [index for index, real in enumerate(reals) if not bool(real.isfinite().all())]
+
+
+def _seem_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all numbers are finite; False also where only the sum of their squares is not.
+
+    A norm of every tensor, made by a few launches for all of them together.
+    """
+    by_kind: dict[tuple[type, torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:  # shards of several processes are of a type of their own
+        kind = (type(tensor), tensor.device, accumulation_dtype(tensor.dtype))
+        by_kind.setdefault(kind, []).append(tensor)
+    return all(
+        bool(torch.stack(torch._foreach_norm(group, 2, dtype=dtype)).sum().isfinite())
+        for (_, _, dtype), group in by_kind.items()
+    )
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -6,12 +6,14 @@ that of a rank, and what one process with the whole batch would have gathered is
     sum of g^2 = (1/W^2) * sum over ranks of (sum of g_rank^2),    e = sum of e_rank, m of m_rank
 
 and, where sigma has no sample axis, g = (1/W) * sum over ranks of g_rank. With the r of before the
-step this is reduced once per step, all sites in one buffer. With r updated first T needs the new r
-in the backward pass, and every site is reduced there.
+step this is reduced once per step, all sites in one buffer. It waits for step(): until then another
+backward pass may add to it. With r updated first T needs the new r in the backward pass, and every
+site is reduced there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,28 +79,45 @@ class Ranks:
 
     def sum_all(self, sites: dict[str, Running]) -> None:
         """Make what was gathered since the last commit that of all ranks, in one buffer."""
-        counts = self._sum_counts(sites)
+        counts, summed = self._sum(sites)
         if counts[0]:  # some rank has met a site that not all know of
             self._agree(sites)
-            counts = self._sum_counts(sites)
-        total = dict(zip(self.agreed, zip(counts[1::2], counts[2::2], strict=True), strict=True))
-        reached = [site for site in self.agreed if total[site][0]]
-        for name in sorted({site.dtype for site in reached}):
-            group = [site for site in reached if site.dtype == name]
-            parts = [self._contribution(site, sites.get(site.key)) for site in group]
-            flat = torch.cat([part.flatten() for part in parts])
-            dist.all_reduce(flat, group=self.group)
-            sizes = [part.numel() for part in parts]
-            for site, summed in zip(group, flat.split(sizes), strict=True):
-                running = sites.get(site.key)
-                if running is None:
-                    r = torch.zeros(site.state_shape, dtype=summed.real.dtype, device=self.device)
-                    running = sites[site.key] = Running(r, committed=False)
-                    running.rho = site.rho
-                self._take(running, site, summed, *total[site])
+            counts, summed = self._sum(sites)
+        reached = zip(self.agreed, summed, counts[1::2], counts[2::2], strict=True)
+        for site, total, elements, samples in reached:
+            if not elements:  # by nobody
+                continue
+            running = sites.get(site.key)
+            if running is None:
+                dtype = getattr(torch, site.dtype).to_real()
+                r = torch.zeros(site.state_shape, dtype=dtype, device=self.device)
+                running = sites[site.key] = Running(r, committed=False)
+                running.rho = site.rho
+            self._take(running, site, total, elements, samples)
 
-    def _sum_counts(self, sites: dict[str, Running]) -> list[int]:
-        """(sites that are new somewhere, then e and m of every site that all know of)."""
+    def _sum(self, sites: dict[str, Running]) -> tuple[list[int], list[Tensor]]:
+        """The sums over all ranks of :meth:`_counts`, and of what every agreed site has gathered.
+
+        What a reduction of such small tensors takes is the wait for the other ranks. So there is
+        one (per dtype; models of several are rare), and the counts travel with the numbers.
+        """
+        parts = [self._contribution(site, sites.get(site.key)) for site in self.agreed]
+        counts = _as_digits(self._counts(sites))
+        counted: list[float] = []
+        summed = dict.fromkeys(range(len(parts)), torch.empty(0))
+        for dtype in sorted({part.dtype for part in parts}, key=str) or [torch.float32]:
+            own = [number for number, part in enumerate(parts) if part.dtype == dtype]
+            ahead = torch.tensor([] if counted else counts, dtype=dtype, device=self.device)
+            flat = torch.cat([ahead, *(parts[number].flatten() for number in own)])
+            dist.all_reduce(flat, group=self.group)
+            sizes = [len(ahead), *(parts[number].numel() for number in own)]
+            head, *rest = flat.split(sizes)
+            counted = counted or head.tolist()
+            summed |= dict(zip(own, rest, strict=True))
+        return _from_digits(counted), list(summed.values())
+
+    def _counts(self, sites: dict[str, Running]) -> list[int]:
+        """(sites that are new here, then e and m of every site that all know of)."""
         known = {site.key for site in self.agreed}
         reached = {key: running for key, running in sites.items() if running.elements}
         # A layer that got no rows of this rank's batch was still part of it.
@@ -107,9 +126,7 @@ class Ranks:
         for site in self.agreed:
             running = reached.get(site.key)
             numbers += [0, batch] if running is None else [running.elements, running.samples]
-        counts = torch.tensor(numbers, dtype=torch.int64, device=self.device)
-        dist.all_reduce(counts, group=self.group)
-        return [int(number) for number in counts.tolist()]
+        return numbers
 
     def _agree(self, sites: dict[str, Running]) -> None:
         mine = [_describe(key, running) for key, running in sites.items() if running.elements]
@@ -125,18 +142,41 @@ class Ranks:
         if running is not None and running.norm is not None:
             return running.norm.square()
         if running is not None and running.gradient is not None:
-            return running.gradient
-        return torch.zeros(site.shape, dtype=getattr(torch, site.dtype), device=self.device)
+            return _as_real(running.gradient)
+        return _as_real(
+            torch.zeros(site.shape, dtype=getattr(torch, site.dtype), device=self.device)
+        )
 
     def _take(
         self, running: Running, site: Agreed, summed: Tensor, elements: int, samples: int
     ) -> None:
-        summed = summed.view(site.shape)
         if site.gradient_shape is None:
-            running.norm = torch.empty_like(running.r).copy_(summed.sqrt_().div_(self.divisor))
+            norm = summed.view(site.shape).sqrt_().div_(self.divisor)
+            running.norm = torch.empty_like(running.r).copy_(norm)
             running.elements, running.samples = elements, samples
         else:
-            running.gradient, running.elements = summed / self.divisor, 1
+            gradient = summed / self.divisor
+            if getattr(torch, site.dtype).is_complex:
+                gradient = torch.view_as_complex(gradient.view(-1, 2))
+            running.gradient, running.elements = gradient.view(site.shape), 1
+
+
+DIGIT = 1 << 12
+"""Counts travel as two digits to this base: float32 adds them exactly on up to 4,096 ranks, up to
+2^36 in all; beyond that it rounds them to seven digits, as it does the statistic itself."""
+
+
+def _as_digits(counts: Iterable[int]) -> list[int]:
+    return [digit for count in counts for digit in divmod(count, DIGIT)]
+
+
+def _from_digits(digits: list[float]) -> list[int]:
+    pairs = zip(digits[::2], digits[1::2], strict=True)
+    return [round(high) * DIGIT + round(low) for high, low in pairs]
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _describe(key: str, running: Running) -> Agreed:

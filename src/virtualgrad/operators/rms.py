@@ -34,36 +34,13 @@ from torch import Tensor
 
 from virtualgrad.compiling import fixed
 from virtualgrad.errors import OperatorError
-from virtualgrad.operators.base import (
-    Operator,
-    SiteState,
-    StatefulOperator,
-    accumulation_dtype,
-    require_shape,
-)
-from virtualgrad.operators.running import (
-    Compiled,
-    Running,
-    commit_all,
-    renew_factors,
-    rollback_all,
-)
+from virtualgrad.operators import kernels
+from virtualgrad.operators.base import Operator, SiteState, StatefulOperator, require_shape
+from virtualgrad.operators.compiled import Compiled
+from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
 from virtualgrad.operators.running_sites import RunningSites
+from virtualgrad.operators.statistic import accumulated, root_of_squares, sum_of_squares
 from virtualgrad.sites import Layout, Site
-
-
-def sum_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Sum of |g|^2 over some axes, in float32 at least."""
-    g = g.abs() if g.is_complex() else g
-    return g.to(accumulation_dtype(g.dtype)).square().sum(axes)
-
-
-def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The root of the same, in one pass over g (two on a CPU, which is faster there)."""
-    if g.device.type == "cpu" or g.is_complex():
-        return sum_of_squares(g, axes).sqrt_()
-    norm: Tensor = torch.linalg.vector_norm(g, dim=axes, dtype=accumulation_dtype(g.dtype))
-    return norm
 
 
 @dataclass(frozen=True)
@@ -119,42 +96,52 @@ class RMS(StatefulOperator):
         """Return s g / sqrt(r + eps), and prepare the new r."""
         return self.transform(g, site, self.settings(site))
 
-    def at(self, site: Site) -> Operator:
+    def at(self, site: Site, sigma: Tensor) -> Operator:
         """As in Algorithm 1, with s, rho and eps as tensors: a change needs no compilation."""
         numbers = self.settings(site)
-        return _AtSite(
-            self,
-            RMSSettings(
-                _as_tensor(numbers.scale),
-                _as_tensor(numbers.rho),
-                _as_tensor(numbers.eps),
-                _as_tensor(numbers.loss_scale),
-            ),
+        tensors = RMSSettings(
+            _as_tensor(numbers.scale),
+            _as_tensor(numbers.rho),
+            _as_tensor(numbers.eps),
+            _as_tensor(numbers.loss_scale),
         )
+        layout = self._layout(site)
+        return _AtSite(self, tensors, sigma.reshape(layout.view).stride())
 
     def transform(self, g: Tensor, site: Site, numbers: RMSSettings) -> Tensor:
         """Return T(g) with given numbers, and prepare the new r."""
-        if g.numel() == 0 and (self.stale or self.ranks is None):
-            return g  # an expert that got no rows: nothing to learn, nothing to divide
-        if not torch.compiler.is_compiling():
-            return self._transform_eagerly(g, site, numbers)
-        layout = self._layout(site)
-        viewed = g.reshape(layout.view)
-        factor = self._gather_compiled(site.key, layout, viewed, numbers)
-        factor = factor.reshape(layout.broadcast_shape(self.share_positions))
-        return (viewed * factor).to(g.dtype).reshape(g.shape)
+        if self._learns_nothing(g):
+            return g
+        running = self._find(g, site)
+        viewed = g if running.view is None else g.reshape(running.view)
+        product = self._transform_fused(running, viewed, numbers)
+        if product is None:
+            factor = self._gather(running, viewed, numbers).view(running.broadcast_shape)
+            product = _product(viewed, factor)
+        return product if running.view is None else product.view(g.shape)
 
-    def _transform_eagerly(self, g: Tensor, site: Site, numbers: RMSSettings) -> Tensor:
+    def _learns_nothing(self, g: Tensor) -> bool:
+        """Whether g is of an expert that got no rows: nothing to learn, nothing to divide."""
+        return g.numel() == 0 and (self.stale or self.ranks is None)
+
+    def row_factor(self, g: Tensor, site: Site, axis: int) -> Tensor | None:
+        """Return f where T(g) is f g with one number f per index of an axis, and prepare the new r.
+
+        None, and nothing is prepared, where r differs along other axes, too.
+        """
+        if g.numel() == 0:
+            return None
+        running = self._find(g, site)
+        if running.only_axis != axis:
+            return None
+        return self._gather(running, g, self.settings(site))
+
+    def _find(self, g: Tensor, site: Site) -> Running:
+        """What is kept for a site that an eager pass has come to."""
         running = self._sites.kept.get(site.key)
         if running is None or running.site is not site or running.r.device != g.device:
             running = self._begin(g, site)
-        viewed = g if running.view is None else g.reshape(running.view)
-        factor = self._gather(running, viewed, numbers).view(running.broadcast_shape)
-        if factor.dtype == g.dtype:
-            product = viewed * factor
-        else:  # out=: one pass, computed in the factor's precision and rounded to g's once
-            product = torch.mul(viewed, factor, out=torch.empty_like(viewed))
-        return product if running.view is None else product.view(g.shape)
+        return running
 
     def _begin(self, g: Tensor, site: Site) -> Running:
         """What is kept for a site that is new, or that has another shape than before."""
@@ -172,7 +159,30 @@ class RMS(StatefulOperator):
         running.samples_of_pass = layout.samples
         running.broadcast_shape = layout.broadcast_shape(self.share_positions)
         running.unit_is_sample = self.unit_is_sample
+        kept = [axis for axis in range(viewed.dim()) if axis not in axes]
+        running.only_axis = kept[0] if len(kept) == 1 and running.view is None else None
         return running
+
+    def _transform_fused(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor | None:
+        """T(g) by one kernel on a GPU; None where there is none for this g."""
+        if g.device.type == "cpu" and not kernels.interpreted():
+            return None
+        alone = self.stale or self.ranks is None  # T does not wait for the sums of all ranks
+        if not running.sampled or running.compiled is not None or not alone:
+            return None
+        known = (g.shape, g.stride(), g.dtype)
+        if running.fused_for != known:
+            running.fused = kernels.prepare(g, running.r, running.averaged)
+            running.fused_for = known
+        if running.fused is None:
+            return None
+        running.rho, running.loss_scale = numbers.rho, self.loss_scale
+        running.elements += running.elements_of_pass
+        running.samples += running.samples_of_pass
+        rho, weight = (1.0, 0.0) if self.stale else (running.rho, running.weight)
+        update = kernels.Update(rho, weight, numbers.scale, numbers.eps)
+        product, running.norm = running.fused(g, running.r, running.norm, update)
+        return product
 
     def _gather(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
         """Add g to what the site has got since the last commit; s / sqrt(r + eps)."""
@@ -197,7 +207,7 @@ class RMS(StatefulOperator):
             )
             running.add_samples(*(brought if now is None else now.sum_pass(*brought)))
         else:
-            gradient = _accumulated(g)
+            gradient = accumulated(g)
             running.add_gradient(gradient if now is None else now.mean(gradient))
         if not self.stale:
             return running.updated().add_(numbers.eps).rsqrt_().mul_(numbers.scale)
@@ -207,33 +217,45 @@ class RMS(StatefulOperator):
             running.factor_of = wanted
         return running.factor
 
-    def _gather_compiled(self, key: str, layout: Layout, g: Tensor, numbers: RMSSettings) -> Tensor:
-        """The same in a compiled pass."""
+    def transform_compiled(
+        self, g: Tensor, site: Site, numbers: RMSSettings, strides: tuple[int, ...]
+    ) -> Tensor:
+        """The same in a compiled pass.
+
+        Asked for its strides, a g makes torch.compile copy it, and all that is made of it, into
+        contiguous memory. So those of sigma are given.
+        """
+        if self._learns_nothing(g):
+            return g
+        key, layout = site.key, self._layout(site)
         if self.ranks is not None and not self.stale:
             raise OperatorError.of(
                 given=f"r updated first at {key}, in a compiled pass on several processes",
                 allowed="stale=True there: T would need the other processes in the middle of it",
                 todo="pass stale=True, or do not compile",
             )
+        viewed = g.reshape(layout.view)
         axes = layout.averaged_axes(self.share_positions)
         kept = [axis for axis in range(len(layout.view)) if axis not in axes]
         shape = tuple([fixed(layout.view[axis]) for axis in kept])
-        strides = tuple([fixed(g.stride(axis)) for axis in kept])
+        kept_strides = tuple([fixed(strides[axis]) for axis in kept])
         gradient = tuple([fixed(n) for n in layout.view]) if layout.sample_axis is None else None
-        name = self._sites.begin_compiled(key, shape, strides, gradient, g.dtype, g.device)
+        name = self._sites.begin_compiled(key, shape, kept_strides, gradient, g.dtype, g.device)
         compiled: Compiled = getattr(self._sites, name)
         if tuple(compiled.r.shape) != shape:
             _require_shape(key, shape, tuple([fixed(n) for n in compiled.r.shape]))
         counts = (prod([layout.view[axis] for axis in axes]), layout.samples)
         self._add(
             compiled,
-            g,
+            viewed,
             axes,
             counts=None if layout.sample_axis is None else counts,
             rho=numbers.rho,
             loss_scale=numbers.loss_scale,
         )
-        return _factor(compiled.r if self.stale else compiled.candidate, numbers)
+        factor = _factor(compiled.r if self.stale else compiled.candidate, numbers)
+        factor = factor.reshape(layout.broadcast_shape(self.share_positions))
+        return (viewed * factor).to(g.dtype).reshape(g.shape)
 
     def _add(
         self,
@@ -247,7 +269,7 @@ class RMS(StatefulOperator):
     ) -> None:
         """Add g to what a compiled site has got; ``counts`` (e, m) are None without samples."""
         if counts is None:
-            compiled.add_gradient(_accumulated(g) / loss_scale, axes, rho=rho)
+            compiled.add_gradient(accumulated(g) / loss_scale, axes, rho=rho)
         else:
             squares = sum_of_squares(g, axes) / loss_scale**2
             compiled.add_samples(squares, *counts, rho=rho, unit_is_sample=self.unit_is_sample)
@@ -344,16 +366,17 @@ def _require_shape(key: str, found: Sequence[int], kept: Sequence[int]) -> None:
 
 
 class _AtSite:
-    """RMS with fixed numbers, the factor of the loss among them."""
+    """RMS with fixed numbers, the factor of the loss among them, for a sigma of some strides."""
 
     loss_scale = 1.0
 
-    def __init__(self, rms: RMS, numbers: RMSSettings) -> None:
+    def __init__(self, rms: RMS, numbers: RMSSettings, strides: tuple[int, ...]) -> None:
         self.rms = rms
         self.numbers = numbers
+        self.strides = strides
 
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
-        return self.rms.transform(g, site, self.numbers)
+        return self.rms.transform_compiled(g, site, self.numbers, self.strides)
 
 
 def _factor(r: Tensor, numbers: RMSSettings) -> Tensor:
@@ -368,5 +391,8 @@ def _as_tensor(number: Any) -> Tensor:
     return torch.full((), number, dtype=torch.float64)
 
 
-def _accumulated(g: Tensor) -> Tensor:
-    return g if g.is_complex() else g.to(accumulation_dtype(g.dtype))
+def _product(g: Tensor, factor: Tensor) -> Tensor:
+    if factor.dtype == g.dtype:
+        return g * factor
+    # out=: one pass, computed in the factor's precision and rounded to g's once
+    return torch.mul(g, factor, out=torch.empty_like(g))

@@ -6,10 +6,8 @@ where e counts the numbers that are summed and u is the unit of g (the number m 
 Backward passes leave r alone: what they bring is kept beside it until a commit. So a site that no
 backward pass has reached keeps its r, and a step that is skipped leaves no trace.
 
-Eager passes (:class:`Running`) keep the root of the sum, and count on the host. Compiled passes
-(:class:`Compiled`) run without the host: they write the new r itself, the *candidate*, into memory
-of its own, and count in a tensor. Where a second pass comes before the commit (gradient
-accumulation), they recover the sum of the first one from the candidate and the counts.
+Eager passes keep the root of the sum, and count on the host. Compiled ones write into memory of
+their own (:mod:`.compiled`), from where a commit takes the new r.
 """
 
 from __future__ import annotations
@@ -20,6 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtualgrad.operators.compiled import Compiled
+from virtualgrad.operators.kernels import Fused
+from virtualgrad.operators.statistic import mean_square
 from virtualgrad.sites import Site
 
 
@@ -36,6 +37,8 @@ class Running:
         sampled: whether one of them counts samples.
         elements_of_pass, samples_of_pass: e and m of one backward pass.
         broadcast_shape: the shape in which r stands beside g.
+        only_axis: the axis of sigma along which r differs, if there is just one.
+        fused, fused_for: T as one kernel, if there is one, and the kind of g that it is for.
         norm: root of the sum of g^2 since the last commit.
         gradient: sum of g since then, where sigma has no sample axis: there g is the gradient of
             the whole loss already, and its square is the statistic.
@@ -54,6 +57,9 @@ class Running:
     elements_of_pass: int = 1
     samples_of_pass: int = 1
     broadcast_shape: tuple[int, ...] = ()
+    only_axis: int | None = None
+    fused: Fused | None = None
+    fused_for: tuple[Any, ...] | None = None
     unit_is_sample: bool = False
     norm: Tensor | None = None
     gradient: Tensor | None = None
@@ -104,7 +110,7 @@ class Running:
     def take_from_compiled(self) -> None:
         """Take what compiled passes have brought, as if eager ones had."""
         assert self.compiled is not None
-        elements, samples = (round(number) for number in self.compiled.counts.tolist())
+        elements, samples = self.compiled.counted()
         if not elements:
             return
         self.elements, self.samples = elements, samples
@@ -134,57 +140,10 @@ class Running:
         self.elements = self.samples = 0
 
 
-class Compiled:
-    """What compiled passes keep of a site, in memory that stays where it is.
-
-    Attributes:
-        candidate: what the next commit makes of r; r itself if no pass has reached the site.
-        counts: (e, m) since the last commit.
-        gradient: as in :class:`Running`.
-    """
-
-    def __init__(self, r: Tensor, gradient: Tensor | None) -> None:
-        self.r = r
-        self.candidate = r.clone()
-        self.counts = torch.zeros(2, dtype=r.dtype, device=r.device)
-        self.gradient = gradient
-        for tensor in (r, self.candidate, self.counts, gradient):
-            if tensor is not None:
-                torch._dynamo.mark_static_address(tensor)
-                torch._dynamo.mark_static(tensor)
-
-    def add_samples(
-        self, squares: Tensor, elements: int, samples: int, *, rho: Any, unit_is_sample: bool
-    ) -> None:
-        """Take in the sum of g^2 over ``elements`` numbers of ``samples`` samples."""
-        e_before, m_before = self.counts[0], self.counts[1]
-        e, m = e_before + elements, m_before + samples
-        unit, unit_before = (m, m_before.clamp(min=1)) if unit_is_sample else (1, 1)
-        earlier = (self.candidate - rho * self.r) * (e_before / (unit_before**2 * (1 - rho)))
-        total = squares + torch.where(e_before > 0, earlier, 0)
-        self.candidate.copy_(rho * self.r + (1 - rho) * (unit * unit / e) * total)
-        self.counts.copy_(torch.stack((e, m)))
-
-    def add_gradient(self, g: Tensor, averaged: tuple[int, ...], *, rho: Any) -> None:
-        """Take in a g without a sample axis."""
-        assert self.gradient is not None
-        self.gradient.add_(g)
-        self.counts.add_(1)  # reached
-        statistic = mean_square(self.gradient, averaged)
-        self.candidate.copy_(rho * self.r + (1 - rho) * statistic)
-
-
-def mean_square(gradient: Tensor, averaged: tuple[int, ...]) -> Tensor:
-    """The statistic of a g without a sample axis: its square, averaged over shared positions."""
-    square = gradient.abs().square() if gradient.is_complex() else gradient.square()
-    return square.mean(averaged) if averaged else square
-
-
 def commit_all(sites: Sequence[Running]) -> None:
     """Make the new running means of all sites that were reached, and forget what made them."""
     compiled = [site.compiled for site in sites if site.compiled is not None]
-    if compiled:
-        torch._foreach_copy_([kept.r for kept in compiled], [kept.candidate for kept in compiled])
+    _copy_and_count_anew(compiled, [(kept.r, kept.candidate) for kept in compiled])
     reached = [site for site in sites if site.elements]
     for rho in {site.rho for site in reached}:
         group = [site for site in reached if site.rho == rho]
@@ -200,24 +159,32 @@ def commit_all(sites: Sequence[Running]) -> None:
                 site.r.add_(mean_square(site.gradient, site.averaged), alpha=weight)
     for site in sites:
         site.committed = site.committed or site.reached
-    rollback_all(sites)
+        site.begin_anew()
 
 
 def rollback_all(sites: Sequence[Running]) -> None:
     """Forget what backward passes have brought since the last commit."""
-    zeroed: list[Tensor] = []
-    candidates: list[Tensor] = []
     for site in sites:
         site.begin_anew()
-        if site.compiled is not None:
-            zeroed.append(site.compiled.counts)
-            candidates.append(site.compiled.candidate)
-            if site.compiled.gradient is not None:
-                zeroed.append(site.compiled.gradient)
-    if candidates:
-        kept = [site.compiled for site in sites if site.compiled is not None]
-        torch._foreach_copy_(candidates, [compiled.r for compiled in kept])
-        torch._foreach_zero_(zeroed)
+    compiled = [site.compiled for site in sites if site.compiled is not None]
+    _copy_and_count_anew(compiled, [(kept.candidate, kept.r) for kept in compiled])
+
+
+def _copy_and_count_anew(
+    compiled: Sequence[Compiled], pairs: Sequence[tuple[Tensor, Tensor]]
+) -> None:
+    """Copy the second of each pair into the first, and set what compiled passes count to zero.
+
+    In one launch: a small network's step is short.
+    """
+    if not compiled:
+        return
+    zeroed = {id(kept.counts): (kept.counts, kept.zeros) for kept in compiled}
+    targets, sources = zip(*pairs, *zeroed.values(), strict=True)
+    torch._foreach_copy_(targets, sources)
+    gradients = [kept.gradient for kept in compiled if kept.gradient is not None]
+    if gradients:
+        torch._foreach_zero_(gradients)
 
 
 def renew_factors(sites: Sequence[Running]) -> None:

@@ -7,7 +7,10 @@ from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators.base import accumulation_dtype
-from virtualgrad.operators.running import Compiled, Running
+from virtualgrad.operators.compiled import ROWS_OF_COUNTS, Compiled, make_counts
+from virtualgrad.operators.running import Running
+
+Kind = tuple[torch.device, torch.dtype]
 
 
 class RunningSites:
@@ -20,6 +23,8 @@ class RunningSites:
     def __init__(self) -> None:
         self.kept: dict[str, Running] = {}
         self._names: dict[str, str] = {}  # site -> its attribute, for good
+        self._counts: dict[Kind, list[tuple[Tensor, Tensor]]] = {}
+        self._counting: dict[Kind, int] = {}  # sites that count there
 
     def find_or_begin(self, key: str, like: Tensor, dtype: torch.dtype) -> Running:
         """What is kept for a site, on its device; zeros, laid out as ``like``, for a new one."""
@@ -56,8 +61,19 @@ class RunningSites:
         if running.compiled is None:
             gradient = None
             if gradient_shape is not None:
-                gradient = torch.zeros(gradient_shape, dtype=dtype, device=device)
-            running.compiled = Compiled(running.r, gradient)
+                summed_in = dtype if dtype.is_complex else accumulation_dtype(dtype)
+                gradient = torch.zeros(gradient_shape, dtype=summed_in, device=device)
+            running.compiled = Compiled(running.r, gradient, *self._row_of_counts(running.r))
         name = self._names.setdefault(key, f"site{len(self._names)}")
         setattr(self, name, running.compiled)
         return name
+
+    def _row_of_counts(self, r: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
+        """The tensor in which a new site counts, and its row there."""
+        kind = (r.device, r.dtype)
+        number, row = divmod(self._counting.get(kind, 0), ROWS_OF_COUNTS)
+        self._counting[kind] = self._counting.get(kind, 0) + 1
+        tensors = self._counts.setdefault(kind, [])
+        if number == len(tensors):
+            tensors.append(make_counts(r))
+        return tensors[number], row

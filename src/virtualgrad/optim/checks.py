@@ -17,7 +17,6 @@ from virtualgrad.errors import (
     ModelError,
     StateDictError,
 )
-from virtualgrad.operators.base import nonfinite_indices
 from virtualgrad.virtual import Attachment
 
 RANGES: dict[str, tuple[str, float, bool, float]] = {
@@ -178,10 +177,3 @@ def _unfit(given: str, allowed: str) -> StateDictError:
         allowed=allowed,
         todo="load the state_dict of the same optimizer on the same model; nothing was changed",
     )
-
-
-def first_nonfinite(named_grads: Sequence[tuple[str, Tensor]]) -> str | None:
-    """Name of the first gradient with a NaN or an infinity."""
-    values = [grad._values() if grad.is_sparse else grad for _, grad in named_grads]
-    found = nonfinite_indices(values)
-    return named_grads[found[0]][0] if found else None

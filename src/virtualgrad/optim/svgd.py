@@ -7,6 +7,7 @@ theta <- theta - alpha * (virtual gradient of theta)
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -14,12 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from virtualgrad.errors import DetachedError
+from virtualgrad.errors import DetachedError, HyperparameterError
 from virtualgrad.operators import RMS, RMSSettings
 from virtualgrad.optim import checks
 from virtualgrad.optim.descent import Params, VirtualGradientDescent
 from virtualgrad.optim.mirror import Mirrors
 from virtualgrad.sites import Site, Where, weights_only
+
+SCALE_TIMES_LR = 0.002
+"""s * alpha where no rate of RMSProp is known. In the first phases of the paper's three tables s
+alone spans 0.001 to 0.1, but s * alpha is 0.001, 0.002 and 0.005."""
 
 
 class SVGD(VirtualGradientDescent):
@@ -136,3 +141,50 @@ class SVGD(VirtualGradientDescent):
         """
         as_released: dict[str, Any] = {"per_sample": False, "stale": True, "where": weights_only}
         return cls(model, lr, scale=scale, **(as_released | options))
+
+    @classmethod
+    def from_sgd(
+        cls,
+        model: nn.Module,
+        lr_sgd: float,
+        lr_rmsprop: float | None = None,
+        **options: Any,
+    ) -> SVGD:
+        """SVGD as released, by the paper's two rules, from learning rates that work.
+
+        alpha(SVGD) is near alpha(SGD), and s * alpha(SVGD) near alpha(RMSProp), so
+
+            lr = lr_sgd,        scale = lr_rmsprop / lr_sgd.
+
+        They are rules of thumb: in the paper's own settings one of them is off by a factor of ten,
+        or both by five. :func:`virtualgrad.suggest` checks settings on a few batches.
+
+        Args:
+            model: the model.
+            lr_sgd: alpha(SGD), of SGD without momentum; with momentum mu it is lr / (1 - mu).
+            lr_rmsprop: alpha(RMSProp), or that of Adam. None: 0.002 stands for it; in the paper's
+                tables s * alpha(SVGD) is 0.001, 0.002 and 0.005.
+            options: further options of SVGD, such as ``weight_decay``.
+        """
+        for name, rate in (("lr_sgd", lr_sgd), ("lr_rmsprop", lr_rmsprop)):
+            if rate is not None:
+                _require_rate(name, rate)
+        if "scale" in options or "lr" in options:
+            raise HyperparameterError.of(
+                given="lr or scale for SVGD.from_sgd",
+                allowed="lr_sgd and lr_rmsprop, from which it finds both",
+                todo="use SVGD.released(model, lr, scale) to set them yourself",
+            )
+        product = SCALE_TIMES_LR if lr_rmsprop is None else lr_rmsprop
+        return cls.released(model, lr_sgd, product / lr_sgd, **options)
+
+
+def _require_rate(name: str, rate: Any) -> None:
+    """Raise unless a learning rate can be divided by."""
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if not is_number or not 0 < rate < math.inf:
+        raise HyperparameterError.of(
+            given=f"{name}={rate!r}",
+            allowed=f"a number {name} > 0, finite",
+            todo="give a learning rate that trains the model",
+        )

@@ -277,7 +277,7 @@ _add(
 _norm = "input running_mean running_var weight:weight bias:bias"
 _add(
     "batch_norm",
-    _norm,
+    f"{_norm} training momentum eps",
     channel,
     F.batch_norm,
     pull_back=_running_statistics_untouched(F.batch_norm, "training"),

@@ -3,9 +3,13 @@
 model -> sites -> T -> **virtual gradient** -> update
 
 1. Extend the ops: while the model runs, an op that takes a parameter runs with another pull-back,
-   and ``backward()`` leaves virtual gradients in ``.grad``. The optimizer uses this one. ``attach``
-   binds it to a model, ``intercept`` (with ``calls`` and ``tracking``) sees the ops, and ``ops``,
-   ``products``, ``convolutions`` and ``composites`` run them.
+   and ``backward()`` leaves virtual gradients in ``.grad``. The optimizer uses this one:
+
+   * ``attach`` binds it to a model, ``intercept`` sees the ops;
+   * ``parameters`` tells which parameter a tensor is, ``passes`` which pass this is (``tracking``
+     holds what both remember), ``site_of_call`` what sigma is, ``plans`` which T acts there;
+   * ``runs`` runs one of the ``calls``, with ``ops``, ``products``, ``convolutions`` and
+     ``composites``; ``memories`` keeps the layers that run again as ``remembered``.
 2. Modify the topology (``topology``): read the recorded graph and call its nodes with T(g). It
    needs no change to the forward, and is the reference for the first.
 """

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from virtualgrad.compiling import fixed
+from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import ModelError
 from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.ops import tensors_in
@@ -109,7 +109,8 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
         # "is module": a copy that a class makes of itself by its own means is a plain model.
         if attachment.active and torch.is_grad_enabled() and self is module:
             if attachment.intercept.is_sharded:
-                refuse_compiled_shards(path)
+                if torch.compiler.is_compiling():
+                    refuse_compiled_shards(path)
                 attachment.intercept.meet(self, own)
             return attachment.call(path, plain, self, args, kwargs)
         return plain(self, *args, **kwargs)
@@ -202,14 +203,14 @@ def require_attachable(model: nn.Module) -> None:
             )
 
 
+@never_traced("virtualgrad: FSDP2 or torch.compile, not yet both")
 def refuse_compiled_shards(path: str) -> None:
     """Raise where sharded parameters meet a compiler: it knows the gathered ones by no name."""
-    if torch.compiler.is_compiling():
-        raise ModelError.of(
-            given=f"the sharded module {path or '(model)'!r} in a compiled pass",
-            allowed="FSDP2 or torch.compile, not yet both",
-            todo="leave out torch.compile, or use DistributedDataParallel with it",
-        )
+    raise ModelError.of(
+        given=f"the sharded module {path or '(model)'!r} in a compiled pass",
+        allowed="FSDP2 or torch.compile, not yet both",
+        todo="leave out torch.compile, or use DistributedDataParallel with it",
+    )
 
 
 def named_parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from virtualgrad.sites import Site
 from virtualgrad.sites.functions import FunctionRule
 from virtualgrad.sites.site import CONVOLUTION_OPS
 from virtualgrad.virtual.convolutions import Convolution, Geometry, geometry
+from virtualgrad.virtual.norms import BatchNorm, batch_norm_arguments
 from virtualgrad.virtual.ops import Transforms, hold_fixed
 from virtualgrad.virtual.products import PRODUCTS
 
@@ -88,6 +89,9 @@ def one_forward(op: str, bound: dict[str, Any]) -> Fused | None:
         return None  # the general way conjugates as autograd does
     if op == "linear" and bound["weight"].dim() != 2:
         return None
+    if op == "batch_norm":
+        arguments = batch_norm_arguments(bound)
+        return None if arguments is None else Fused(BatchNorm, arguments)
     if op in PRODUCTS:
         function, names = PRODUCTS[op]
         return Fused(function, tuple(bound.get(name) for name in names[1:]))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from virtualgrad.virtual.ops import Transforms, as_dtype, transformed_gradients
+from virtualgrad.virtual.ops import Transforms, as_dtype, in_autocast, transformed_gradients
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Geometry:
     output_padding: tuple[int, ...]
     groups: int
 
-    @property
+    @cached_property  # asked for in every pass
     def transposed(self) -> bool:
         """Whether it is a transposed convolution."""
         return self.op.startswith("conv_transpose")
@@ -86,6 +87,8 @@ class Convolution(torch.autograd.Function):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Run the convolution."""
+        ctx.dtypes = (x.dtype, weight.dtype)
+        x, weight = in_autocast(x), in_autocast(weight)
         ctx.save_for_backward(x, weight)
         ctx.transforms = transforms
         ctx.shape = shape
@@ -100,15 +103,18 @@ class Convolution(torch.autograd.Function):
             return (None,) * 5
         x, weight = ctx.saved_tensors
         needed = (*ctx.needs_input_grad[2:4], ctx.bias is not None and ctx.needs_input_grad[4])
-        incoming = transformed_gradients(ctx, g, ("input", "weight", "bias"), needed)
-        for_bias = incoming[2]
-        if for_bias is not None and for_bias is not incoming[1]:
+        shape: Geometry = ctx.shape
+        in_rows = weight.numel() < g.numel() and not shape.transposed
+        incoming = transformed_gradients(
+            ctx, g, ("input", "weight", "bias"), needed, 1 if in_rows else None
+        )
+        for_weight, for_bias = incoming[1:]
+        if for_bias is not None and (for_weight is None or for_weight.g is not for_bias.g):
             # convolution_backward has no cheap way to a bias alone: it makes the weight's as well.
             incoming[2] = None
         result: list[Tensor | None] = [None, None, None]
-        for one in {id(t): t for t in incoming if t is not None}.values():
-            mask = [t is one for t in incoming]
-            shape: Geometry = ctx.shape
+        for one in {id(t.g): t.g for t in incoming if t is not None}.values():
+            mask = [t is not None and t.g is one for t in incoming]
             found = torch.ops.aten.convolution_backward(
                 one,
                 as_dtype(x, g.dtype),  # autocast runs the op in g's dtype; every factor follows it
@@ -125,13 +131,13 @@ class Convolution(torch.autograd.Function):
             result = [
                 new if asked else old for new, asked, old in zip(found, mask, result, strict=True)
             ]
-        if for_bias is not None and incoming[2] is None:
-            result[2] = for_bias.sum([axis for axis in range(g.dim()) if axis != 1])
         grad_x, grad_weight, grad_bias = result
-        return (
-            None,
-            None,
-            None if grad_x is None else as_dtype(grad_x, x.dtype),
-            None if grad_weight is None else as_dtype(grad_weight, weight.dtype),
-            None if grad_bias is None else as_dtype(grad_bias, ctx.bias[1]),
-        )
+        if grad_x is not None:
+            grad_x = as_dtype(grad_x, ctx.dtypes[0])
+        if for_weight is not None and grad_weight is not None:
+            grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
+        if for_bias is not None:
+            if grad_bias is None:
+                grad_bias = for_bias.g.sum([axis for axis in range(g.dim()) if axis != 1])
+            grad_bias = for_bias.scaled(as_dtype(grad_bias, ctx.bias[1]))
+        return None, None, grad_x, grad_weight, grad_bias

@@ -13,15 +13,25 @@ needs no backward formula of its own: both pull-backs are autograd's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from virtualgrad.errors import DoubleBackwardError
 
-Transform = Callable[[Tensor], Tensor]
-"""g -> T(g) at one site."""
+CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Transform(Protocol):
+    """g -> T(g) at one site."""
+
+    def __call__(self, g: Tensor, /) -> Tensor:
+        """Return T(g)."""
+
+    def row_factor(self, g: Tensor, axis: int) -> Tensor | None:
+        """Return f where T(g) is f g with one number per index of the axis; else None."""
+
 
 Transforms = dict[str, Transform]
 """Argument of an op -> its T. Arguments that are not in it get the true g."""
@@ -96,9 +106,32 @@ def is_wanted(ctx: Any, operand: int) -> bool:
         return True
 
 
+class Incoming(NamedTuple):
+    """What an argument of an op is to pull back: ``g``, and then times ``rows``.
+
+    ``rows`` has a number for each index of the weight's first axis. Where T multiplies all of g
+    that belongs to such an index by one number, so it does the result: a weight is often smaller
+    than g, and the true g serves both pull-backs.
+    """
+
+    g: Tensor
+    rows: Tensor | None = None
+
+    def scaled(self, gradient: Tensor) -> Tensor:
+        """The gradient of a weight or a bias, times ``rows``."""
+        if self.rows is None:
+            return gradient
+        rows = self.rows.view(-1, *([1] * (gradient.dim() - 1)))
+        return torch.mul(gradient, rows, out=gradient)  # it is nobody else's yet
+
+
 def transformed_gradients(
-    ctx: Any, g: Tensor, arguments: Sequence[str], needed: Sequence[bool]
-) -> list[Tensor | None]:
+    ctx: Any,
+    g: Tensor,
+    arguments: Sequence[str],
+    needed: Sequence[bool],
+    row_axis: int | None = None,
+) -> list[Incoming | None]:
     """What each argument of an op is to pull back: T(g), g itself, or None if not needed.
 
     Arguments that share a T (weight and bias of one layer) share T(g): it runs once.
@@ -108,22 +141,36 @@ def transformed_gradients(
         g: dJ/dsigma.
         arguments: names of the op's tensor arguments.
         needed: which of them require grad.
+        row_axis: the axis of g that is the first one of weight and bias, if the caller can
+            multiply their gradients instead of g.
     """
     refuse_create_graph()
     transforms: Transforms = ctx.transforms
-    done: dict[int, Tensor] = {}
-    incoming: list[Tensor | None] = []
+    done: dict[int, Incoming] = {}
+    incoming: list[Incoming | None] = []
     for operand, (argument, is_needed) in enumerate(zip(arguments, needed, strict=False)):
         transform = transforms.get(argument)
         if not is_needed or (transform is not None and not is_wanted(ctx, operand)):
             incoming.append(None)
         elif transform is None:
-            incoming.append(g)
+            incoming.append(Incoming(g))
         else:
             if id(transform) not in done:
-                done[id(transform)] = transform(g)
+                rows = None if row_axis is None else transform.row_factor(g, row_axis)
+                done[id(transform)] = Incoming(transform(g)) if rows is None else Incoming(g, rows)
             incoming.append(done[id(transform)])
     return incoming + [None] * (len(arguments) - len(incoming))
+
+
+def in_autocast(tensor: Tensor) -> Tensor:
+    """A factor of a product in the dtype in which autocast would run it.
+
+    Cast here, and kept for the backward pass, it is cast once.
+    """
+    kind = tensor.device.type
+    if not torch.is_autocast_enabled(kind) or tensor.dtype not in CAST_BY_AUTOCAST:
+        return tensor
+    return as_dtype(tensor, torch.get_autocast_dtype(kind))
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from virtualgrad.virtual.ops import Transforms, as_dtype, transformed_gradients
+from virtualgrad.virtual.ops import Transforms, as_dtype, in_autocast, transformed_gradients
 
 
 class Linear(torch.autograd.Function):
@@ -25,10 +25,12 @@ class Linear(torch.autograd.Function):
     ) -> Tensor:
         """Run F.linear."""
         needs_x, needs_weight = ctx.needs_input_grad[1:3]
+        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        x, weight = in_autocast(x), in_autocast(weight)
         # As autograd does: x only for the weight's gradient, the weight only for x's.
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        ctx.size = weight.numel()
         ctx.transforms = transforms
-        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.set_materialize_grads(False)
         return F.linear(x, weight, bias)
 
@@ -39,19 +41,20 @@ class Linear(torch.autograd.Function):
             return None, None, None, None
         x, weight = ctx.saved_tensors
         needed = [*ctx.needs_input_grad[1:3], ctx.dtypes[2] is not None and ctx.needs_input_grad[3]]
+        row_axis = g.dim() - 1 if ctx.size < g.numel() else None
         for_x, for_weight, for_bias = transformed_gradients(
-            ctx, g, ("input", "weight", "bias"), needed
+            ctx, g, ("input", "weight", "bias"), needed, row_axis
         )
         # Autocast runs the product in g's dtype; every factor follows it, and comes back.
         grad_x = grad_weight = grad_bias = None
         if for_x is not None:
-            grad_x = rows(for_x) @ as_dtype(weight, g.dtype)
+            grad_x = rows(for_x.g) @ as_dtype(weight, g.dtype)
             grad_x = as_dtype(grad_x.view(*g.shape[:-1], weight.shape[1]), ctx.dtypes[0])
         if for_weight is not None:
-            grad_weight = rows(for_weight).t() @ as_dtype(rows(x), g.dtype)
-            grad_weight = as_dtype(grad_weight, ctx.dtypes[1])
+            grad_weight = rows(for_weight.g).t() @ as_dtype(rows(x), g.dtype)
+            grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
         if for_bias is not None:
-            grad_bias = as_dtype(rows(for_bias).sum(0), ctx.dtypes[2])
+            grad_bias = for_bias.scaled(as_dtype(rows(for_bias.g).sum(0), ctx.dtypes[2]))
         return None, grad_x, grad_weight, grad_bias
 
 
@@ -73,8 +76,8 @@ class Matmul(torch.autograd.Function):
             return None, None, None
         a, b = ctx.saved_tensors
         for_a, for_b = transformed_gradients(ctx, g, ("input", "other"), ctx.needs_input_grad[1:])
-        grad_a = None if for_a is None else _left(for_a, a, b).to(a.dtype)
-        grad_b = None if for_b is None else _right(for_b, a, b).to(b.dtype)
+        grad_a = None if for_a is None else _left(for_a.g, a, b).to(a.dtype)
+        grad_b = None if for_b is None else _right(for_b.g, a, b).to(b.dtype)
         return None, grad_a, grad_b
 
 

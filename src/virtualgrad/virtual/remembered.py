@@ -31,21 +31,24 @@ class LeftOut:
     """A layer at which T does not act: its op runs as it is.
 
     Attributes:
-        parameters: its parameters; while all require grad, ``where`` has been asked for each.
+        parameters: (argument's position or name, parameter); while all require grad, ``where`` has
+            been asked for each.
     """
 
-    parameters: Sequence[Tensor]
+    parameters: Sequence[tuple[int | str, Tensor]]
 
     def run(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, current: Pass, batch_dim: int
     ) -> Any:
         """Run the op; None if it has to be looked at again."""
-        given = [tensor for tensor in (*args, *kwargs.values()) if isinstance(tensor, nn.Parameter)]
-        if len(given) != len(self.parameters):
-            return None
-        if any(new is not old for new, old in zip(given, self.parameters, strict=True)):
-            return None
-        if all([parameter.requires_grad for parameter in self.parameters]):
+        for place, parameter in self.parameters:
+            if isinstance(place, str):
+                given = kwargs.get(place)
+            else:
+                given = args[place] if place < len(args) else None
+            if given is not parameter or not parameter.requires_grad:
+                return None
+        if 0 in [place for place, _ in self.parameters] or type(args[0]) is not nn.Parameter:
             return func(*args, **kwargs)
         return None
 
@@ -56,17 +59,26 @@ class Layer:
 
     Attributes:
         key: name of its sigma, without the number of the use.
-        others: the op's arguments but the first, which is the input.
-        wanted: which of these require grad.
+        tensors: (position, parameter, whether it requires grad) of the op's arguments but the
+            first, which is the input.
+        options: (position, value) of the others.
         apply: runs the Function: (transforms, input) -> sigma.
         parts: situation -> parts of the site.
     """
 
     key: str
-    others: tuple[Any, ...]
-    wanted: tuple[bool, ...]
+    tensors: tuple[tuple[int, Tensor, bool], ...]
+    options: tuple[tuple[int, Any], ...]
     apply: Callable[[Transforms, Tensor], Tensor]
     parts: dict[Situation, list[Part]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, key: str, args: tuple[Any, ...], apply: Any) -> Layer:
+        """The layer of a call."""
+        others = list(enumerate(args))[1:]
+        tensors = [(at, t, t.requires_grad) for at, t in others if isinstance(t, Tensor)]
+        options = [(at, value) for at, value in others if not isinstance(value, Tensor)]
+        return cls(key, tuple(tensors), tuple(options), apply)
 
     def run(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, current: Pass, batch_dim: int
@@ -91,11 +103,13 @@ class Layer:
 
     def is_same(self, args: tuple[Any, ...]) -> bool:
         """Whether an op is called with the same parameters and options."""
-        if len(args) != len(self.others) + 1:
+        if len(args) != 1 + len(self.tensors) + len(self.options):
             return False
-        for new, old, wanted in zip(args[1:], self.others, self.wanted, strict=True):
-            if new is not old and (isinstance(new, Tensor) or new != old):
+        for at, tensor, wanted in self.tensors:
+            if args[at] is not tensor or tensor.requires_grad is not wanted:
                 return False
-            if isinstance(new, Tensor) and new.requires_grad is not wanted:
+        for at, option in self.options:
+            given = args[at]
+            if given is not option and (isinstance(given, Tensor) or given != option):
                 return False
         return True

@@ -43,11 +43,17 @@ class View:
 
 
 class Transform:
-    """g -> T(g) at one site of one pass."""
+    """g -> T(g) at one site of one pass; ``sigma`` is its value, for a compiled one."""
 
-    def __init__(self, operator: Operator, site: Site, current: Pass) -> None:
-        if torch.compiler.is_compiling() and isinstance(operator, StatefulOperator):
-            operator = operator.at(site)
+    def __init__(
+        self, operator: Operator, site: Site, current: Pass, sigma: Tensor | None = None
+    ) -> None:
+        if (
+            sigma is not None
+            and torch.compiler.is_compiling()
+            and isinstance(operator, StatefulOperator)
+        ):
+            operator = operator.at(site, sigma)
         self.operator = operator
         self.site = site
         self.current = current
@@ -70,3 +76,14 @@ class Transform:
         # T of the loss itself, in a precision that holds it; the result has the factor again.
         unscaled = g.to(torch.promote_types(g.dtype, torch.float32)) / scale
         return (apply_operator(self.operator, unscaled, self.site) * scale).to(g.dtype)
+
+    def row_factor(self, g: Tensor, axis: int) -> Tensor | None:
+        """Return f where T(g) is f g with one number per index of the axis; else None.
+
+        If there is one, it stands for the call of this: the pass is consumed by it.
+        """
+        factor_of = getattr(self.operator, "row_factor", None)
+        factor: Tensor | None = None if factor_of is None else factor_of(g, self.site, axis)
+        if factor is not None:
+            self.current.consumed = True
+        return factor

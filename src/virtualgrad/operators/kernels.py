@@ -1,0 +1,222 @@
+r"""The operator of SVGD in one launch on a GPU, where that applies; its oracle beside it.
+
+Eager passes through :class:`~virtualgrad.operators.RMS` read g twice, once for its norm and once
+for the product, and with r updated first launch five small kernels more. The kernel of
+``rms_kernel.py`` does it in one launch and one pass over g. With f the factor, N the norm of each
+column (a number of sigma, over the samples), w = (1 - rho) u^2 / e and N_0 of earlier passes:
+
+    N = sqrt(N_0^2 + sum over samples of g^2)
+    stale:            T(g) = f g
+    r updated first:  T(g) = s g / sqrt(rho r + w N^2 + eps)
+
+**Where it applies** (:func:`prepare` decides, once for a shape and its strides): r per number of
+sigma, averaged over the sample axis alone; float32, bfloat16 or float16; the numbers of a sample
+dense in memory, and r in the same order (contiguous or channels-last; samples may lie apart).
+**Where not:** r shared over positions, or many samples of few numbers. There a column is long and
+columns are few: one program per block of columns would leave most of the chip idle, and torch's
+own reductions, which split a column over many blocks, are better. Nor in float64 and complex.
+
+Triton comes with torch on Linux for CUDA. It is imported by the first site on a GPU; where it is
+missing or cannot compile (no driver, no C compiler), ``prepare`` returns None, and plain torch
+remains. A tile's first launch compiles it, about a second; Triton keeps the result on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Update(NamedTuple):
+    """What makes the factor when r is updated first; w is (1 - rho) u^2 / e."""
+
+    rho: float
+    weight: float
+    scale: float
+    eps: float
+
+
+class Tile(NamedTuple):
+    """What one program holds: all m rows of some columns (``whole``), or a part after the other."""
+
+    rows: int
+    columns: int
+    warps: int
+    whole: bool
+
+
+class Fused:
+    """T at one site for one shape, dtype and strides of g, ready to be launched.
+
+    Attributes:
+        tile: what one program holds.
+    """
+
+    def __init__(self, g: Tensor, axis: int, tile: Tile) -> None:
+        self.tile = tile
+        m = g.shape[axis]
+        n = g.numel() // m
+        self._sizes = (m, n, g.stride(axis))
+        self._meta = (tile.whole, tile.rows, tile.columns)
+        self._launch = _kernel()[(-(-n // tile.columns),)]
+        self._device = g.get_device()
+
+    def __call__(
+        self, g: Tensor, given: Tensor, earlier: Tensor | None, update: Update | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return T(g) and the new norm of each column.
+
+        Args:
+            g: as it was when this was prepared.
+            given: the factor, or r if it is updated first; laid out as one sample of g.
+            earlier: the norm of the passes since the last commit, None if this is the first.
+            update: the numbers of the update, None if the factor is given.
+        """
+        out, norm = torch.empty_like(g), torch.empty_like(given)
+        if earlier is not None and earlier.stride() != norm.stride():  # from another path
+            earlier = torch.empty_like(norm).copy_(earlier)
+        # An int would be another signature, and compiled anew for some values.
+        numbers = (0.0, 0.0, 0.0, 0.0) if update is None else tuple(map(float, update))
+        arguments = (g, out, norm, earlier, given, *self._sizes, *numbers, update is not None)
+        # Triton launches on the current device; the engine has made it g's, a bare call may not.
+        if self._device < 0 or self._device == torch.cuda.current_device():
+            self._run(arguments)
+        else:
+            with torch.cuda.device(self._device):
+                self._run(arguments)
+        return out, norm
+
+    def _run(self, arguments: tuple[Any, ...]) -> None:
+        # Fusion is Triton's default up to 3.9, which warns where it is left open.
+        self._launch(*arguments, *self._meta, num_warps=self.tile.warps, enable_fp_fusion=True)
+
+
+def plain(
+    g: Tensor, given: Tensor, earlier: Tensor | None, update: Update | None = None, *, axis: int
+) -> tuple[Tensor, Tensor]:
+    """The oracle: what :class:`Fused` returns, by the formulas above, in the precision of given."""
+    wide = g.to(given.dtype)
+    squares = wide.square().sum(axis)
+    if earlier is not None:
+        squares = squares + earlier.square()
+    factor = given
+    if update is not None:
+        rho, weight, scale, eps = update
+        factor = scale * torch.rsqrt(rho * given + weight * squares + eps)
+    return (wide * factor.unsqueeze(axis)).to(g.dtype), squares.sqrt()
+
+
+def prepare(g: Tensor, r: Tensor, averaged: tuple[int, ...]) -> Fused | None:
+    """The kernel for a g of this shape, dtype and strides; None where plain torch is to be used.
+
+    Args:
+        g: in the view in which its axes are counted.
+        r: the running mean beside it.
+        averaged: the axes over which g^2 is averaged.
+    """
+    if len(averaged) != 1 or not fits(g, r, averaged[0]) or not _usable(g.device):
+        return None
+    m = g.shape[averaged[0]]
+    n = g.numel() // m
+    processors = _processors(g.device)
+    tile = choose_tile(m, n, g.element_size(), processors)
+    if not tile.whole and n < tile.columns * processors:  # long columns, and few
+        return None
+    return Fused(g, averaged[0], tile)
+
+
+def fits(g: Tensor, r: Tensor, axis: int) -> bool:
+    """Whether g is m rows of n dense columns in memory, and r one such row, in float32."""
+    m = g.shape[axis]
+    if g.dtype not in DTYPES or r.dtype != torch.float32 or g.numel() == 0:
+        return False
+    n = g.numel() // m
+    kept = [a for a in range(g.dim()) if a != axis and g.shape[a] > 1]
+    dense, size = True, 1
+    for a in sorted(kept, key=g.stride):
+        dense = dense and g.stride(a) == size
+        size *= g.shape[a]
+    in_r = [a if a < axis else a - 1 for a in kept]
+    same_order = [g.stride(a) for a in kept] == [r.stride(a) for a in in_r]
+    # T(g) gets the strides that torch gives it: dense, in the order of g's. Samples that overlap
+    # (an expanded g) leave that order open.
+    out = torch.empty_like(g, device="meta")
+    in_rows = m == 1 or out.stride(axis) == n
+    same_out = [g.stride(a) for a in kept] == [out.stride(a) for a in kept]
+    return dense and same_order and in_rows and same_out and n < 2**30  # columns count in 32 bits
+
+
+# Offline compilations for compute capability 9.0: 32 numbers a thread need 60 to 80 registers, 64
+# need 110 to 127, and 128 spill. Several programs should share a multiprocessor, so that one loads
+# while another one stores: three of 8 warps with 32, or two of 8 warps with 64, but one of 16.
+MOST_WARPS = 16
+MOST_WHOLE = 64 * 32 * MOST_WARPS
+
+
+def choose_tile(m: int, n: int, bytes_each: int, processors: int) -> Tile:
+    """The tile for m rows and n columns of numbers of some bytes.
+
+    A row of it is at least a sector of memory (32 bytes), and 128 bytes, or more where rows are
+    few, if n is large enough to give every multiprocessor a program.
+    """
+    rows = _power_of_two_from(m)
+    sector, line = 32 // bytes_each, 128 // bytes_each
+    columns = min(1024, max(4096 // rows, min(line, 8192 // rows), 2 * sector))
+    while columns > sector and n <= columns * (processors - 1):
+        columns //= 2
+    looped = Tile(8192 // columns, columns, 8, False)
+    while columns > sector and rows * columns > MOST_WHOLE:
+        columns //= 2
+    if rows * columns > MOST_WHOLE:
+        return looped
+    per_warp = 32 * (32 if rows * columns <= 8192 else 64)
+    return Tile(rows, columns, max(1, rows * columns // per_warp), True)
+
+
+def _power_of_two_from(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _kernel() -> Any:
+    from virtualgrad.operators.rms_kernel import transform  # noqa: PLC0415 - imports Triton
+
+    return transform
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, on tensors of the CPU: the tests do."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _processors(device: torch.device) -> int:
+    if device.type == "cpu":
+        return 1
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+def _usable(device: torch.device) -> bool:
+    """Whether a kernel can be launched for a tensor on the device."""
+    if device.type == "cpu":
+        return interpreted() and _launches(device)
+    # Compiling, which loads modules, has no place inside the capture of a CUDA graph.
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return False
+    return _launches(device)
+
+
+@cache
+def _launches(device: torch.device) -> bool:
+    """Try it with one small g: whatever is missing shows here, and not in a backward pass."""
+    try:
+        g = torch.zeros(1, 32, device=device)
+        Fused(g, 0, Tile(1, 32, 1, True))(g, g[0], None)
+    except Exception:  # no Triton, no C compiler, a GPU too old for it: plain torch then
+        return False
+    return True

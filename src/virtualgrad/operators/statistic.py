@@ -1,0 +1,33 @@
+"""What T of SVGD measures of g: sums of squares over some axes, in float32 at least."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from virtualgrad.operators.base import accumulation_dtype
+
+
+def accumulated(g: Tensor) -> Tensor:
+    """The gradient in the dtype in which it is added up."""
+    return g if g.is_complex() else g.to(accumulation_dtype(g.dtype))
+
+
+def sum_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Sum of |g|^2 over some axes."""
+    g = g.abs() if g.is_complex() else g
+    return g.to(accumulation_dtype(g.dtype)).square().sum(axes)
+
+
+def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The root of the same, in one pass over g (two on a CPU, which is faster there)."""
+    if g.device.type == "cpu" or g.is_complex():
+        return sum_of_squares(g, axes).sqrt_()
+    norm: Tensor = torch.linalg.vector_norm(g, dim=axes, dtype=accumulation_dtype(g.dtype))
+    return norm
+
+
+def mean_square(gradient: Tensor, averaged: tuple[int, ...]) -> Tensor:
+    """The statistic of a g without a sample axis: its square, averaged over shared positions."""
+    square = gradient.abs().square() if gradient.is_complex() else gradient.square()
+    return square.mean(averaged) if averaged else square

@@ -1,0 +1,65 @@
+"""Parameter groups: from any form that torch.optim takes to groups of (name, parameter).
+
+Sites know parameters by their names in the model, so a group must, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from virtualgrad.errors import ModelError
+from virtualgrad.optim import checks
+
+Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
+
+
+def named_groups(params: Params | None, named: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Groups of (name, parameter), whatever form the user gave them in.
+
+    Args:
+        params: as the user gave them; None for one group of all.
+        named: name -> parameter of the model.
+    """
+    if params is None:
+        return [{"params": list(named.items())}]
+    given: list[Any] = [params] if isinstance(params, Tensor) else list(params)
+    if not given:
+        raise ModelError.of(
+            given="empty params=", allowed="at least one parameter", todo="leave out params="
+        )
+    groups = given if isinstance(given[0], dict) else [{"params": given}]
+    names = {id(parameter): name for name, parameter in named.items()}
+    return [{**group, "params": _named_entries(group, names)} for group in groups]
+
+
+def _named_entries(group: Mapping[str, Any], names: Mapping[int, str]) -> list[tuple[str, Tensor]]:
+    """The parameters of a group, by the model's names; names that the user gave do not count."""
+    if "params" not in group:
+        raise ModelError.of(
+            given=f"a parameter group with {sorted(group)} only",
+            allowed="a dict with 'params'",
+            todo="add the parameters of the group under 'params'",
+        )
+    entries = group["params"]
+    entries = [entries] if isinstance(entries, Tensor) else list(entries)
+    tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in entries]
+    for position, tensor in enumerate(tensors):
+        if id(tensor) not in names:
+            raise ModelError.of(
+                given=f"entry {position} of params=, which is no parameter of the model",
+                allowed="parameters of the model",
+                todo="take them from model.parameters() or model.named_parameters()",
+            )
+    return [(names[id(tensor)], tensor) for tensor in tensors]
+
+
+def summary(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each group: its size and its numbers."""
+    lines = []
+    for number, group in enumerate(groups):
+        numbers = ", ".join(f"{n}={float(group[n]):g}" for n in checks.RANGES if n in group)
+        lines.append(f"  group {number}: {len(group['params'])} tensors, {numbers}")
+    return lines

@@ -1,0 +1,75 @@
+"""The state of T in a state_dict of torch.optim.
+
+torch.optim saves tensors per parameter, T keeps them per site. So the state of a site stands at
+the first parameter that its T serves, as ``"r@fc1:linear(weight)"``: name of the tensor, key of
+the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The entries of a state_dict, told apart.
+
+    Attributes:
+        plain: number of a parameter -> what torch.optim keeps for it.
+        operator: site -> the tensors that T keeps for it.
+        parameters_at: site -> the parameter at which they stood.
+    """
+
+    plain: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    operator: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    parameters_at: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def add_operator_state(
+    packed: dict[str, Any],
+    state: Mapping[str, Mapping[str, Tensor]],
+    parameters_at: Mapping[str, Sequence[str]],
+    named: Sequence[tuple[str, Tensor]],
+) -> None:
+    """Put the state of T into a state_dict.
+
+    Args:
+        packed: the state_dict that torch.optim has made.
+        state: site -> the tensors that T keeps for it.
+        parameters_at: site -> the parameters that its T serves.
+        named: the optimizer's parameters, in the order of their numbers.
+    """
+    shapes = {name: tuple(parameter.shape) for name, parameter in named}
+    packed["virtualgrad"] = {"version": VERSION, "shapes": shapes}
+    number = {name: index for index, (name, _) in enumerate(named)}
+    for key, tensors in state.items():
+        owner = number[parameters_at[key][0]]
+        for name, tensor in tensors.items():
+            packed["state"].setdefault(owner, {})[f"{name}@{key}"] = tensor
+
+
+def read_entries(
+    state: Mapping[int, Mapping[str, Any]], named: Sequence[tuple[str, Tensor]]
+) -> Saved:
+    """Tell the state of T from what torch.optim keeps itself, in a checked state_dict.
+
+    torch would cast r to the dtype of the parameter, so it must not see it.
+    """
+    saved = Saved()
+    for index, entries in state.items():
+        name, parameter = named[index]
+        for entry, value in entries.items():
+            kind, at, key = entry.partition("@")
+            if at:
+                tensor = value.detach().clone().to(parameter.device)
+                saved.operator.setdefault(key, {})[kind] = tensor
+                saved.parameters_at[key] = (name,)
+            else:
+                saved.plain.setdefault(index, {})[entry] = value
+    return saved

@@ -1,0 +1,79 @@
+"""Encapsulation 1, what to remember: the layers that can run again as they were run before.
+
+:mod:`.remembered` runs them; here it is decided which layers are plain enough. What would have to
+be looked at again in each pass (a parameter behind a view, an option given by name) is not
+remembered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from virtualgrad.virtual.calls import Call, Fused
+from virtualgrad.virtual.parameters import TrackedParameters
+from virtualgrad.virtual.remembered import Layer, LeftOut, Part
+from virtualgrad.virtual.tracking import Pass
+
+
+class Memories:
+    """Layer -> how it was run.
+
+    Attributes:
+        layers: (torch function, path of the module, id of the weight) -> the layer. Read for
+            every op with parameters.
+    """
+
+    def __init__(self, tracked: TrackedParameters) -> None:
+        self.layers: dict[tuple[Any, str | None, int], LeftOut | Layer] = {}
+        self._tracked = tracked
+
+    def clear(self) -> None:
+        """Forget all layers: parameters have come."""
+        self.layers.clear()
+
+    def add_left_out(self, call: Call, path: str | None) -> None:
+        """Remember a layer at which T does not act, if ``where`` was asked for all parameters."""
+        asked = [use.tensor for use in call.uses]
+        arguments: list[tuple[int | str, Any]] = [*enumerate(call.args), *call.kwargs.items()]
+        parameters = [(at, value) for at, value in arguments if isinstance(value, nn.Parameter)]
+        if len(asked) == len(parameters) and all(isinstance(p, nn.Parameter) for p in asked):
+            position, name = call.rule.weight
+            weight = call.args[position] if len(call.args) > position else call.kwargs.get(name)
+            self._add(call.function, path, weight, LeftOut(parameters))
+
+    def add_layer(
+        self,
+        call: Call,
+        path: str | None,
+        fused: Fused,
+        parts: list[Part],
+        *,
+        current: Pass,
+        batch_dim: int,
+    ) -> None:
+        """Remember how a layer was run, if it is one that runs as plainly the next time."""
+        others = call.args[1:]
+        tensors = [other for other in others if isinstance(other, Tensor)]
+        # Beside parameters only the running statistics of a norm are the same tensors each time.
+        lasting = [
+            t for t in tensors if isinstance(t, nn.Parameter) or call.rule.op == "batch_norm"
+        ]
+        plain = len(lasting) == len(tensors) and not call.kwargs
+        if not plain or isinstance(call.args[0], nn.Parameter):
+            return
+        key, _, number = call.key.partition("#")
+        layer = Layer.of(key, call.args, fused.run)
+        weight = call.args[call.rule.weight[0]]
+        known = self.layers.get((call.function, path, id(weight)))
+        if isinstance(known, Layer) and known.is_same(call.args):
+            layer = known
+        x = call.args[0]
+        situation = (int(number or 0), x.shape, x.dtype, current.batch_size, batch_dim)
+        layer.parts[situation] = parts
+        self._add(call.function, path, weight, layer)
+
+    def _add(self, function: Any, path: str | None, weight: Any, memory: LeftOut | Layer) -> None:
+        if isinstance(weight, nn.Parameter) and id(weight) in self._tracked.names:
+            self.layers[function, path, id(weight)] = memory

@@ -1,0 +1,106 @@
+"""Encapsulation 1 for batch norm: one forward, and the two halves of the backward by hand.
+
+As in :mod:`.products`, the op runs once, as it is, and its backward is torch's own. The general way
+would normalize twice, which is most of the time of a batch norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from virtualgrad.virtual.ops import Transforms, transformed_gradients
+
+BEHIND_INPUT: dict[str, Any] = {
+    "weight": None,
+    "bias": None,
+    "running_mean": None,
+    "running_var": None,
+    "training": False,
+    "momentum": 0.1,
+    "eps": 1e-5,
+}
+"""What :class:`BatchNorm` takes behind the input, in order, with the defaults of F.batch_norm."""
+
+
+def batch_norm_arguments(arguments: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What :class:`BatchNorm` takes behind the input; None for a call that torch refuses."""
+    x, options = arguments["input"], {**BEHIND_INPUT, **arguments}
+    if x.dim() < 2 or (options["training"] and x.numel() <= x.shape[1]):
+        return None
+    return tuple(options[name] for name in BEHIND_INPUT)
+
+
+class BatchNorm(torch.autograd.Function):
+    """sigma = w x^ + b, x^ the normalized x;  g to x,  T(g) to w and b."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - apply takes no keywords
+        ctx: Any,
+        transforms: Transforms,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        """Run the batch norm."""
+        given = {"input": x, "weight": weight, "bias": bias}
+        ctx.operands = tuple(name for name, tensor in given.items() if tensor is not None)
+        sigma, mean, deviation, reserve, kernel = torch.ops.aten._batch_norm_impl_index(
+            x,
+            weight,
+            bias,
+            running_mean,
+            running_var,
+            training,
+            momentum,
+            eps,
+            torch.backends.cudnn.enabled,
+        )
+        ctx.save_for_backward(x, weight, running_mean, running_var, mean, deviation, reserve)
+        ctx.transforms, ctx.kernel, ctx.training, ctx.eps = transforms, kernel, training, eps
+        ctx.set_materialize_grads(False)
+        return sigma  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
+        """Return the gradients of x, weight and bias."""
+        if g is None:
+            return (None,) * 9
+        x, weight, running_mean, running_var, mean, deviation, reserve = ctx.saved_tensors
+        needed = dict(zip(("input", "weight", "bias"), ctx.needs_input_grad[1:4], strict=True))
+        pulled = transformed_gradients(
+            ctx, g, ctx.operands, [needed[name] for name in ctx.operands], row_axis=1
+        )
+        incoming = dict(zip(ctx.operands, pulled, strict=True))
+        asked = [incoming.get(name) for name in needed]
+        result: list[Tensor | None] = [None, None, None]
+        for one in {id(t.g): t.g for t in asked if t is not None}.values():
+            mask = [t is not None and t.g is one for t in asked]
+            found = torch.ops.aten._batch_norm_impl_index_backward(
+                ctx.kernel,
+                x,
+                one,
+                weight,
+                running_mean,
+                running_var,
+                mean,
+                deviation,
+                ctx.training,
+                ctx.eps,
+                mask,
+                reserve,
+            )
+            result = [new if m else old for new, m, old in zip(found, mask, result, strict=True)]
+        scaled = [
+            grad if t is None or grad is None else t.scaled(grad)
+            for t, grad in zip(asked, result, strict=True)
+        ]
+        return None, *scaled, None, None, None, None, None

@@ -1,0 +1,161 @@
+"""Encapsulation 1, the names: which tracked parameter a tensor is, whatever its guise.
+
+An op seldom gets the very tensor that the optimizer has: autocast hands it a copy, a transposed
+layer a view, FSDP a gathered tensor. Behind each of these the parameter is still itself, and T
+belongs to the op that computes with it. So tensors are followed here by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from virtualgrad.compiling import settled_while_tracing
+from virtualgrad.virtual.ops import tensors_in
+from virtualgrad.virtual.tracking import View
+
+
+class TrackedParameters:
+    """The tracked parameters, and in a pass what is a view, copy or cast of one.
+
+    Attributes:
+        names: id of a parameter, or of a tensor that stands in for it -> its name.
+        views: tensors of this pass behind which there is a parameter. Whoever runs an op looks
+            first whether there are any: most passes have none.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.views: dict[int, View] = {}
+        self._parameters: dict[str, Tensor] = {}  # kept alive: an id stays its parameter's own
+        self._gathered: dict[str, Tensor] = {}
+
+    def add(self, parameters: Mapping[str, Tensor]) -> None:
+        """Track more parameters, or others under the same names."""
+        self._parameters.update(parameters)
+        self.names.update({id(p): name for name, p in parameters.items()})
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._parameters[name]
+
+    def has_shards(self) -> bool:
+        """Whether some parameters are sharded, so that others stand in for them in a forward."""
+        return any(hasattr(p, "to_local") for p in self._parameters.values())
+
+    def is_replaced(self, name: str, parameter: Tensor) -> bool:
+        """Whether another parameter was tracked under this name."""
+        return self._parameters.get(name, parameter) is not parameter
+
+    # ---------------------------------------------------------------- of a module
+
+    def own_parameters(self, module: nn.Module) -> dict[str, str]:
+        """What a module calls its tracked parameters -> their names (a tied one has one name)."""
+        own = ((short, self.names.get(id(p))) for short, p in module._parameters.items())
+        return {short: name for short, name in own if name is not None}
+
+    def meet(self, module: nn.Module, own: Mapping[str, str]) -> None:
+        """Learn the tensors that stand in for a module's sharded parameters while it runs.
+
+        FSDP gathers a parameter into another tensor before the module's forward.
+        """
+        for short, name in own.items():
+            tensor = module._parameters[short]
+            if tensor is not None and id(tensor) not in self.names:
+                self.names[id(tensor)] = name
+                self._gathered[name] = tensor  # kept alive, as above
+
+    # ---------------------------------------------------------------- of a tensor
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """Name of the tracked parameter that a tensor is, or is a view of."""
+        if isinstance(tensor, nn.Parameter):
+            name = self.names.get(id(tensor))
+            if name is not None:
+                return name if tensor.requires_grad else None
+        view = self.view_of(tensor)
+        return None if view is None else view.parameter
+
+    def may_be_among(self, arguments: Iterable[Any]) -> bool:
+        """Whether a tracked parameter, or a view of one, may be among an op's arguments.
+
+        Made for speed: most ops of a model take none. Containers within containers may hold one.
+        """
+        names, views = self.names, self.views
+        for value in arguments:
+            if id(value) in names or id(value) in views:
+                return True
+            if isinstance(value, tuple | list | dict) and (
+                isinstance(value, dict)
+                or any(
+                    id(item) in names or id(item) in views or isinstance(item, tuple | list | dict)
+                    for item in value
+                )
+            ):
+                return True
+        return False
+
+    def name_with_offset(self, tensor: Tensor) -> str:
+        """Name of a tracked parameter, frozen or not; of a slice, also where it begins.
+
+        So an expert of a stack keeps its r while others get no rows.
+        """
+        if isinstance(tensor, nn.Parameter) and id(tensor) in self.names:
+            return self.names[id(tensor)]
+        view = self.view_of(tensor)
+        if view is None:
+            return ""
+        whole = self._gathered.get(view.parameter, self._parameters[view.parameter])
+        if view.strided.numel() >= whole.numel():
+            return view.parameter
+        return f"{view.parameter}@{_offset(view.strided, whole)}"
+
+    def is_parameter(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a parameter of anybody's, or a view of a tracked one."""
+        return isinstance(tensor, nn.Parameter) or self.view_of(tensor) is not None
+
+    # ---------------------------------------------------------------- views
+
+    def view_of(self, tensor: Tensor) -> View | None:
+        """What a tensor is a view of, if it is one of a tracked parameter."""
+        if not self.views:
+            return None
+        if not torch.compiler.is_compiling():
+            return self.views.get(id(tensor))
+        for view in self.views.values():  # a compiler would guard the id of an input
+            if view.tensor is tensor:
+                return view
+        return None
+
+    def strided(self, tensor: Tensor) -> Tensor:
+        """A tensor with the same axes whose strides tell where the parameter was expanded."""
+        view = self.view_of(tensor)
+        return tensor if view is None else view.strided
+
+    def add_views(self, name: str, result: Any, strided: Tensor | None) -> None:
+        """Follow a parameter into what a transparent function has made of it.
+
+        Args:
+            name: of the parameter.
+            result: of the function: one tensor, or several.
+            strided: what the function has copied, if it did; its own strides tell nothing.
+        """
+        for tensor in tensors_in(result):
+            if tensor.requires_grad:
+                like = tensor if strided is None else strided
+                # A compiler has no id for what it has not made yet.
+                compiling = torch.compiler.is_compiling()
+                key = len(self.views) if compiling else id(tensor)
+                self.views[key] = View(name, tensor, like)
+
+    def drop_view(self, tensor: Tensor) -> None:
+        """A copy of a parameter was overwritten: it is no parameter any more."""
+        self.views = {key: view for key, view in self.views.items() if view.tensor is not tensor}
+
+
+@settled_while_tracing
+def _offset(part: Tensor, whole: Tensor) -> int:
+    """How many numbers into a parameter a view of it begins."""
+    return int(part.storage_offset() - whole.storage_offset())

@@ -1,0 +1,106 @@
+"""Encapsulation 1, the life of a pass: which forward pass an op belongs to.
+
+A layer that is used twice in one graph has two sites. So uses are counted per graph, and what
+makes a graph is not the call of a model: several calls may precede one backward pass, and a
+backward pass may run parts of the forward again (activation checkpointing).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from virtualgrad.virtual.tracking import Pass
+
+
+class Passes:
+    """The forward passes of one model, one after the other.
+
+    Attributes:
+        current: the pass that runs now.
+        before: called before each forward pass that the user makes.
+        loss_scale: the factor of the loss (a GradScaler's) in the passes that begin from now on.
+        ranks: the number of processes that share the batch.
+    """
+
+    def __init__(self) -> None:
+        self.current = Pass(None)
+        self.before: Callable[[], None] = lambda: None
+        self.loss_scale = 1.0
+        self.ranks = 1
+        self._live: weakref.ref[Pass] = weakref.ref(self.current)
+        self._batch_size: int | None = None  # of the last call
+        self._batch_sizes: set[int | None] = set()  # of all calls of this step
+        self._recomputing: tuple[int, Pass] | None = None  # backward pass -> its pass
+        # Uses since the last backward pass in compiled calls, which no graph of ours holds alive.
+        self._uses_in_training: dict[str, int] = {}
+        self._uses_in_eval: dict[str, int] = {}
+        self._watched: Any = None  # the handle of a hook that tells of compiled backward passes
+
+    def begin(self, batch_size: int | None, training: bool) -> None:
+        """Begin a forward pass, or go on with one that no backward pass has consumed yet.
+
+        Two calls of a model before one backward pass belong to one graph: its layers are used
+        twice, and each use is a site of its own. A call in eval mode does not go on with one in
+        training mode, or the other way round.
+        """
+        if torch.compiler.is_compiling():
+            uses = self._uses_in_training if training else self._uses_in_eval
+            self.current = Pass(
+                batch_size, training, uses, loss_scale=self.loss_scale, ranks=self.ranks
+            )
+            return
+        task = torch._C._current_graph_task_id()
+        if task == -1:
+            self.before()
+            self._batch_size = batch_size
+            self._batch_sizes.add(batch_size)
+            current = self._live()
+            if current is None or current.consumed or current.training != training:
+                current = Pass(batch_size, training)
+        else:
+            current = self._recomputed(task, training)
+            # A checkpoint may begin in the middle, behind a reshape: the batch is that of a call.
+            if batch_size not in self._batch_sizes:
+                batch_size = self._batch_size
+        current.batch_size = batch_size
+        current.loss_scale, current.ranks = self.loss_scale, self.ranks
+        self._live = weakref.ref(current)
+        self.current = current
+
+    def _recomputed(self, task: int, training: bool) -> Pass:
+        """The pass of which a backward pass recomputes a checkpoint; one for all of them."""
+        if self._recomputing is None or self._recomputing[0] != task:
+            self._recomputing = (task, self._live() or Pass(self._batch_size, training))
+        return self._recomputing[1]
+
+    def leave(self) -> None:
+        """End a forward pass: only the graph keeps it alive from here on."""
+        self.current = Pass(None)
+
+    def end_step(self) -> None:
+        """What was run so far belongs to the past: the next forward pass starts to count anew."""
+        current = self._live()
+        if current is not None:
+            current.consumed = True
+        self._batch_sizes.clear()
+        self._forget_compiled_uses()
+
+    def watch_backward(self, parameter: Tensor) -> None:
+        """Have one parameter tell of compiled backward passes: they consume no pass of ours."""
+        if self._watched is None:
+            self._watched = parameter.register_post_accumulate_grad_hook(self._forget_compiled_uses)
+
+    def release(self) -> None:
+        """Let go of the parameter that is watched."""
+        if self._watched is not None:
+            self._watched.remove()
+        self._watched = None
+
+    def _forget_compiled_uses(self, *_: Any) -> None:
+        self._uses_in_training.clear()
+        self._uses_in_eval.clear()

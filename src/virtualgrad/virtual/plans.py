@@ -1,0 +1,112 @@
+"""Encapsulation 1, the plan: which T acts on which parameters of a site.
+
+``where`` leaves parameters out, and parameters in different groups get a T, and a state, of their
+own. So a site falls into parts with one operator each. They depend on little, and are found once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from virtualgrad.compiling import settled_while_tracing
+from virtualgrad.operators import Operator, identity
+from virtualgrad.sites import Site, Where
+from virtualgrad.virtual.calls import Call
+from virtualgrad.virtual.parameters import TrackedParameters
+from virtualgrad.virtual.passes import Passes
+from virtualgrad.virtual.site_of_call import site_of
+
+PLANS_REMEMBERED = 10_000
+
+Plan = list[tuple[Site, Operator]]
+"""The parts of a site, and the operator at each."""
+
+
+class Plans:
+    """Site -> its plan.
+
+    Args:
+        tracked: the tracked parameters.
+        passes: the passes of the model.
+        operator: T.
+        where: chooses the linear sites at which T acts; elsewhere it is the identity.
+        group_of: name of a parameter -> its group.
+
+    Attributes:
+        chosen: site -> parameter -> what ``where`` said.
+        parameters_at: site -> the parameters that its T serves.
+    """
+
+    def __init__(
+        self,
+        tracked: TrackedParameters,
+        passes: Passes,
+        operator: Operator,
+        where: Where,
+        group_of: Callable[[str], Hashable],
+    ) -> None:
+        self.operator = operator
+        self.chosen: dict[str, dict[str, bool]] = {}
+        self.parameters_at: dict[str, tuple[str, ...]] = {}
+        self._tracked = tracked
+        self._passes = passes
+        self._where = where
+        self._group_of = group_of
+        self._plans: dict[tuple[Any, ...], Plan] = {}  # by all that a plan depends on
+
+    def clear(self) -> None:
+        """Forget the plans: parameters have come, or have changed their group."""
+        self._plans.clear()
+
+    def of(self, call: Call, shape: tuple[int, ...], batch_dim: int) -> Plan:
+        """The plan of a call, remembered as long as nothing that it depends on changes."""
+        batch_size = self._passes.current.batch_size
+        if torch.compiler.is_compiling():
+            return self._split(site_of(call, shape, self._tracked, batch_size, batch_dim))
+        operands = tuple((u.argument, u.strided.shape, u.strided.stride()) for u in call.uses)
+        situation = (call.key, shape, operands, batch_size, batch_dim)
+        plan = self._plans.get(situation)
+        if plan is None:
+            if len(self._plans) >= PLANS_REMEMBERED:  # inputs of ever new sizes
+                self._plans.clear()
+            plan = self._split(site_of(call, shape, self._tracked, batch_size, batch_dim))
+            self._plans[situation] = plan
+        return plan
+
+    def _split(self, site: Site) -> Plan:
+        """Split a site into parts with one operator each: by choice, then by parameter group."""
+        groups: dict[Hashable, list[str]] = {}
+        left: list[str] = []
+        for name in site.parameters:
+            if self._is_chosen(site, name):
+                groups.setdefault(self._group_of(name), []).append(name)
+            else:
+                left.append(name)
+        plan: Plan = []
+        for number, names in enumerate(groups.values()):
+            part = site.only(*names)
+            if number > 0:  # sigma's r is the first group's; another one keeps its own
+                part = replace(part, key=f"{site.key}[{names[0]}]")
+            self._note_parameters(part.key, tuple(names), torch.compiler.is_compiling())
+            plan.append((part, self.operator))
+        return [*plan, (site.only(*left), identity)] if left else plan
+
+    def _is_chosen(self, site: Site, name: str) -> bool:
+        """What ``where`` says; asked once, or once per compilation."""
+        if torch.compiler.is_compiling():
+            return bool(self._where(site.only(name)))
+        chosen = self.chosen.setdefault(site.key, {})
+        if name not in chosen:
+            chosen[name] = bool(self._where(site.only(name)))
+        return chosen[name]
+
+    @settled_while_tracing
+    def _note_parameters(self, key: str, names: tuple[str, ...], compiling: bool) -> None:
+        """Remember what a T serves; of a compiled call, watch one parameter for its backward."""
+        self.parameters_at[key] = names
+        if compiling:
+            self._passes.watch_backward(self._tracked[names[0]])

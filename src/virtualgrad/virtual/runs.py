@@ -1,0 +1,61 @@
+"""Encapsulation 1, the run: the ways to run an op at a site, with T in its backward pass.
+
+* **once**, where the op has a Function of its own;
+* **joined**, any other: main and shadow, as :mod:`.ops` has it, at the price of a second forward;
+* **in place**, ``x op= theta``: as joined, with the shadow made first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from virtualgrad.operators import identity
+from virtualgrad.virtual.calls import Call, Fused
+from virtualgrad.virtual.ops import Join, Transforms
+from virtualgrad.virtual.plans import Plans
+from virtualgrad.virtual.remembered import Part
+from virtualgrad.virtual.tracking import Pass, Transform
+
+
+def run_once(
+    call: Call, fused: Fused, plans: Plans, current: Pass, batch_dim: int
+) -> tuple[Tensor, list[Part]]:
+    """An op with a Function of its own: one forward; its T is looked up in backward."""
+    transforms: Transforms = {}
+    sigma = fused.run(transforms, call.bound["input"])
+    parts: list[Part] = []
+    for part, operator in plans.of(call, tuple(sigma.shape), batch_dim):
+        if operator is identity and plans.operator is not identity:
+            continue  # what has no transform gets the true g
+        transform = Transform(operator, part, current)
+        served = tuple(use.argument for use in call.uses if use.parameter in part.parameters)
+        transforms.update(dict.fromkeys(served, transform))
+        parts.append((part, operator, served))
+    return sigma, parts
+
+
+def run_joined(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tensor:
+    """Run any op: g goes back through main, T(g) through the shadows."""
+    main = call.main()
+    plan = plans.of(call, tuple(main.shape), batch_dim)
+    shadows = [call.shadow(part, call.args) for part, _ in plan]
+    transforms = [Transform(operator, part, current, main) for part, operator in plan]
+    sigma: Tensor = Join.apply(transforms, False, main, *shadows)
+    return sigma
+
+
+def run_in_place(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tensor:
+    """Run ``x op= theta``: the pull-back into theta needs the old x, so take it first."""
+    target: Tensor = call.args[0]
+    plan = plans.of(call, tuple(target.shape), batch_dim)
+    old = (target.detach().clone(), *call.args[1:])
+    shadows = [call.shadow(part, old) for part, _ in plan]
+    compiling = torch.compiler.is_compiling()
+    main = call.main(out_of_place=compiling)
+    transforms = [Transform(operator, part, current, main) for part, operator in plan]
+    sigma: Tensor = Join.apply(transforms, not compiling, main, *shadows)
+    if compiling:  # a compiler makes it in place again
+        target.copy_(sigma)
+        return target
+    return sigma
