@@ -11,12 +11,16 @@ pull-back of T(g) instead of g, summed over its sites; activations still get the
 * ``virtual``: from T(g) to the virtual gradient, in the paper's two encapsulations;
 * ``optim``: virtual gradient descent, and SVGD;
 * ``explain``: what was found in a model, as a table and a picture;
+* ``checkpoints``: a training loop that can be killed at any moment;
+* ``settings``: learning rate and scale from a working optimizer and a few batches;
 * ``lab``: the evidence.
 """
 
 from virtualgrad import operators
+from virtualgrad.checkpoints import Checkpoint, Checkpoints
 from virtualgrad.explain import Explanation, explain
 from virtualgrad.optim import SVGD, VirtualGradientDescent
+from virtualgrad.settings import RangeTest, Suggestion, range_test, suggest
 from virtualgrad.sites import Site, every_linear_site, weights_only
 from virtualgrad.virtual import virtual_grad
 
@@ -24,12 +28,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SVGD",
+    "Checkpoint",
+    "Checkpoints",
     "Explanation",
+    "RangeTest",
     "Site",
+    "Suggestion",
     "VirtualGradientDescent",
     "every_linear_site",
     "explain",
     "operators",
+    "range_test",
+    "suggest",
     "virtual_grad",
     "weights_only",
 ]

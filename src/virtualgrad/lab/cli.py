@@ -19,6 +19,7 @@ from virtualgrad.lab.recipes import RECIPES, Recipe
 from virtualgrad.lab.report import print_table, report
 from virtualgrad.lab.reproduce import Job, make_runs
 from virtualgrad.lab.run import Setup
+from virtualgrad.lab.settings import suggest
 from virtualgrad.lab.sweep import sweep
 
 app = typer.Typer(
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (report, data, lemma, theorem, paths, bench, sweep):
+for command in (report, data, lemma, theorem, paths, bench, sweep, suggest):
     app.command()(command)
 
 RUNS_AT_ONCE_ON_GPU = 5
