@@ -142,12 +142,12 @@ def with_sign(rank: int, ranks: int) -> str:
     return "no error"
 
 
-def compiled(rank: int, ranks: int, options: Any) -> dict[str, Tensor]:
+def compiled(rank: int, ranks: int, options: Any, *, fullgraph: bool = True) -> dict[str, Tensor]:
     """As ``together``, with the model compiled; two pieces a step."""
     model = Network()
     optimizer = SVGD(model, 1e-2, **options)
     ddp = DistributedDataParallel(
-        torch.compile(model, fullgraph=True, backend="aot_eager"),  # type: ignore[arg-type]
+        torch.compile(model, fullgraph=fullgraph, backend="aot_eager"),  # type: ignore[arg-type]
         find_unused_parameters=True,
     )
     for x in data():

@@ -23,6 +23,22 @@ def settled_while_tracing(function: Function) -> Function:
     return function
 
 
+def never_traced(reason: str) -> Callable[[Function], Function]:
+    """A function that a compiler leaves its graph for, or, with ``fullgraph``, refuses by a reason.
+
+    For errors. One that is raised while a compiler traces is not the user's to see: it goes on
+    without tracing, and compiles what it finds further inside. (This is torch.compiler.disable, of
+    which the same is true as above.)
+    """
+
+    def mark(function: Function) -> Function:
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        function._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
 def fixed(number: int) -> int:
     """The number itself; a compiler that has a symbol for it takes the number that it is now."""
     return range(number).stop

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 
@@ -25,8 +27,11 @@ from virtualgrad.lab.bench.plan import (
     peer_cases,
     plan,
     precisions_on,
+    ranks_named,
 )
 from virtualgrad.lab.bench.plots import draw_ratios, draw_scaling
+from virtualgrad.lab.bench.ranks import bench_ranks
+from virtualgrad.lab.bench.ranks_table import RANKS, show_ranks
 from virtualgrad.lab.bench.rows import SCALING, SUMMARY, Results, load_environment, load_rows
 from virtualgrad.lab.bench.run import environment_of, run
 from virtualgrad.lab.bench.scaling import scaling_cases
@@ -82,6 +87,14 @@ def bench(
     peers: Annotated[
         bool, typer.Option("--peers", help="Also BackPACK, Opacus and SINGD, where installed.")
     ] = False,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBERS",
+            help="Measure something else: DDP on so many processes of this CPU, such as 1,2,4, and "
+            "what it costs them to share SVGD's statistics.",
+        ),
+    ] = "",
     tiny: Annotated[bool, typer.Option("--tiny", help="Tiny networks, to try it out.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = OUT,
     table: Annotated[
@@ -118,7 +131,12 @@ def bench(
     """
     console = Console()
     try:
-        if table is None:
+        if table is None and ranks:
+            networks = networks_named(models, torch.device("cpu"), small=tiny)
+            sizes = ranks_named(ranks)
+            tell = partial(_say, console)
+            bench_ranks(networks, sizes, out, rounds=repeats, seconds=seconds, tell=tell)
+        elif table is None:
             place = device_named(device)
             chosen_modes, about_modes = modes_on(place, modes)
             precisions, about_precisions = precisions_on(place, dtypes)
@@ -167,7 +185,9 @@ def _measure(
 def _show(folder: Path, readme: Path | None, console: Console) -> None:
     """Print the table of a folder, draw its pictures, and put it into a README."""
     files: list[Path] = []
-    if (folder / SUMMARY).exists() or not (folder / SCALING).exists():
+    if (folder / RANKS).exists():
+        show_ranks(folder, readme, console)
+    if (folder / SUMMARY).exists() or not any((folder / f).exists() for f in (SCALING, RANKS)):
         rows = load_rows(folder)
         console.print()
         print_rows(rows, console)

@@ -55,6 +55,17 @@ def networks_named(given: str, device: torch.device, *, small: bool) -> list[Net
     return [tiny(network) for network in chosen] if small else chosen
 
 
+def ranks_named(given: str) -> list[int]:
+    """Numbers of processes, separated by commas."""
+    numbers = [number.strip() for number in given.split(",")]
+    for number in numbers:
+        if not number.isdecimal() or int(number) < 1:
+            raise typer.BadParameter(
+                f"{number!r} is no number of processes, such as 1,2,4", param_hint="--ranks"
+            )
+    return list(dict.fromkeys(map(int, numbers)))
+
+
 def methods_named(given: str) -> tuple[Method, ...]:
     """The optimizers, and SGD, without which there is nothing to compare with."""
     return tuple(dict.fromkeys((METHODS[REFERENCE], *named(given, METHODS, "optimizers"))))

@@ -109,18 +109,18 @@ class Results:
 
 def load_rows(folder: Path, name: str = SUMMARY) -> list[Row]:
     """The rows of a folder; a file that holds none is named in the error."""
-    with _named(folder / name) as path:
+    with readable(folder / name) as path:
         return [Row(**fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def load_environment(folder: Path) -> dict[str, Any]:
     """Hardware, versions and settings of the rows of a folder."""
-    with _named(folder / ENVIRONMENT) as path:
+    with readable(folder / ENVIRONMENT) as path:
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[Path]:
+def readable(path: Path) -> Iterator[Path]:
     """Name the file in whatever goes wrong with reading it."""
     try:
         yield path
