@@ -102,7 +102,7 @@ def rates(trials):
     return [trial.settings["lr"] for trial in trials]
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=300):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "nothing happened"

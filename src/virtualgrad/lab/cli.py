@@ -6,19 +6,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from virtualgrad.errors import VirtualGradError
 from virtualgrad.lab.bench import bench
+from virtualgrad.lab.console import errors_told, say
 from virtualgrad.lab.data.command import data
+from virtualgrad.lab.devices import choose_fast_kernels, runs_at_once, setup_named
 from virtualgrad.lab.figures import lemma, paths, theorem
+from virtualgrad.lab.options import (
+    Amp,
+    AtOnce,
+    Compile,
+    Device,
+    FirstSeed,
+    Records,
+    Resume,
+)
 from virtualgrad.lab.readings import with_readings
 from virtualgrad.lab.recipes import RECIPES, Recipe
 from virtualgrad.lab.report import print_table, report
 from virtualgrad.lab.reproduce import Job, make_runs
-from virtualgrad.lab.run import Setup
 from virtualgrad.lab.settings import suggest
 from virtualgrad.lab.sweep import sweep
 
@@ -30,9 +38,6 @@ app = typer.Typer(
 )
 for command in (report, data, lemma, theorem, paths, bench, sweep, suggest):
     app.command()(command)
-
-RUNS_AT_ONCE_ON_GPU = 5
-INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 
 
 @app.command()
@@ -55,33 +60,25 @@ def reproduce(
         ),
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each.")] = 5,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    first_seed: FirstSeed = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Fewer steps than the paper, to try things out.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    amp: Annotated[bool, typer.Option(help="bfloat16 autocast.")] = False,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="torch.compile the network: worth it on a GPU.")
-    ] = False,
-    at_once: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side; 5 on a GPU, 1 on a CPU.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the records.", file_okay=False)] = Path(
-        "runs"
-    ),
-    resume: Annotated[
-        bool, typer.Option(help="Leave out finished runs, and go on with unfinished ones.")
-    ] = False,
+    device: Device = "auto",
+    amp: Amp = False,
+    compiled: Compile = False,
+    at_once: AtOnce = None,
+    out: Records = Path("runs"),
+    resume: Resume = False,
 ) -> None:
     """Train the paper's networks by its recipes, and compare with its tables.
 
     Each run leaves a record (JSON) in the folder --out; `virtualgrad report` makes a page of them.
     """
-    setup = _setup(_device(device), amp, compiled)
-    on_gpu = setup.device.type == "cuda"
-    console = Console()
-    try:
+    setup, console = setup_named(device, amp=amp, compiled=compiled), Console()
+    choose_fast_kernels(setup.device)
+    stopped = f"Stopped; what is done is kept in {out}. To go on: the same command with --resume."
+    with errors_told(console, stopped):
         jobs = [
             Job(
                 recipe if steps is None else replace(recipe, steps=steps),
@@ -89,31 +86,13 @@ def reproduce(
                 range(first_seed, first_seed + seeds),
                 setup,
                 out,
-                at_once=at_once or (RUNS_AT_ONCE_ON_GPU if on_gpu else 1),
+                at_once=runs_at_once(at_once, setup.device),
                 resume=resume,
             )
             for recipe in _recipes(which, readings)
         ]
         print_table([record for job in jobs for record in make_runs(job, console)], console)
-    except (VirtualGradError, OSError) as error:
-        Console(stderr=True).print(
-            str(error), style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        console.print(
-            f"Stopped; what is done is kept in {out}. To go on: the same command with --resume.",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(INTERRUPTED) from error
-    console.print(
-        f"\nRecords are in {out}. For a page with plots: virtualgrad report {out}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(console, f"\nRecords are in {out}. For a page with plots: virtualgrad report {out}")
 
 
 def _recipes(which: str, readings: bool) -> list[Recipe]:
@@ -131,31 +110,6 @@ def _columns(recipe: Recipe, optimizers: str) -> list[str]:
         allowed = ", ".join(recipe.optimizers)
         raise typer.BadParameter(f"{unknown[0]!r} is none of {allowed}", param_hint="--optimizers")
     return list(dict.fromkeys(names)) or list(recipe.optimizers)
-
-
-def _device(name: str) -> torch.device:
-    """The device that is asked for, if it is there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = name.partition(":")
-    if kind not in {"cpu", "cuda"} or (number and not number.isdecimal()):
-        raise typer.BadParameter(f"{name!r} is none of auto, cpu, cuda", param_hint="--device")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise typer.BadParameter(
-            f"{name!r}, but PyTorch finds {torch.cuda.device_count()} CUDA devices here; "
-            "use cpu or auto, or install PyTorch for CUDA",
-            param_hint="--device",
-        )
-    return torch.device(name)
-
-
-def _setup(device: torch.device, amp: bool, compiled: bool) -> Setup:
-    on_gpu = device.type == "cuda"
-    if on_gpu:  # pragma: no cover - needs a GPU. Kernels may be chosen by trial, and use TF32
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
-    return Setup(device, amp=amp, channels_last=on_gpu, compiled=compiled)
 
 
 def main() -> None:

@@ -7,49 +7,23 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
+from virtualgrad.lab.console import Bars, say
 from virtualgrad.lab.run import Run
 
 SECONDS_BETWEEN_LINES = 15
 
 
-class Display:
+class Display(Bars):
     """Shows step, loss, error, speed and time left of a group of runs."""
 
     def __init__(self, title: str, steps: int, console: Console) -> None:
+        super().__init__(console)
         self.title = title
         self.steps = steps
-        self.console = console
         self._begin = self._last_line = time.monotonic()
         self._first_step: int | None = None
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task(title, total=steps, state="")
-
-    def __enter__(self) -> Display:
-        if self.console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.console.is_terminal:  # stopping what never started would print an empty line
-            self._progress.stop()
+        self._task = self.progress.add_task(title, total=steps, state="")
 
     def update(self, runs: Sequence[Run]) -> None:
         """Show where the runs are."""
@@ -60,12 +34,12 @@ class Display:
         state = _losses(runs)
         if made and seconds > 0:
             state.append(f"{made * len(runs) / seconds:,.0f} steps/s")
-        self._progress.update(self._task, completed=step, state=", ".join(state))
+        self.progress.update(self._task, completed=step, state=", ".join(state))
         if not self.console.is_terminal and made and now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
             left = timedelta(seconds=round((self.steps - step) * seconds / made))
             parts = [f"step {step:,} of {self.steps:,}", *state, f"{left} left"]
-            self.console.print(f"{self.title}: {', '.join(parts)}", soft_wrap=True, highlight=False)
+            say(self.console, f"{self.title}: {', '.join(parts)}")
 
 
 def _losses(runs: Sequence[Run]) -> list[str]:

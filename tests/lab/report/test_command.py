@@ -88,7 +88,7 @@ def test_a_failure_while_writing_leaves_the_old_files(make, saved, tmp_path, mon
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("virtualgrad.lab.record.os.replace", fail)
+    monkeypatch.setattr("virtualgrad.files.os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_report(tmp_path)
     assert (tmp_path / "error-mlp.png").read_bytes() == old

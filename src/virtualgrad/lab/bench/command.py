@@ -11,7 +11,6 @@ import torch
 import typer
 from rich.console import Console
 
-from virtualgrad.errors import VirtualGradError
 from virtualgrad.lab.bench.display import Display
 from virtualgrad.lab.bench.floor import copy_bandwidth
 from virtualgrad.lab.bench.markdown import PLACE, bench_markdown
@@ -20,7 +19,6 @@ from virtualgrad.lab.bench.methods import METHODS
 from virtualgrad.lab.bench.modes import MODES, PRECISIONS
 from virtualgrad.lab.bench.networks import NETWORKS
 from virtualgrad.lab.bench.plan import (
-    device_named,
     methods_named,
     modes_on,
     networks_named,
@@ -37,11 +35,13 @@ from virtualgrad.lab.bench.run import environment_of, run
 from virtualgrad.lab.bench.scaling import scaling_cases
 from virtualgrad.lab.bench.table import print_rows
 from virtualgrad.lab.bench.work import Setup
+from virtualgrad.lab.console import errors_told, say
+from virtualgrad.lab.devices import device_named
+from virtualgrad.lab.options import Device, Markdown
 from virtualgrad.lab.report.readme import update_readme
 
 __all__ = ["bench"]
 
-INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 OUT = Path("runs/bench")
 
 
@@ -54,7 +54,7 @@ def bench(
             "on a GPU, the paper's three on a CPU."
         ),
     ] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    device: Device = "auto",
     modes: Annotated[str, typer.Option(help=f"How a step runs: {', '.join(MODES)}.")] = ",".join(
         MODES
     ),
@@ -106,15 +106,7 @@ def bench(
             exists=True,
         ),
     ] = None,
-    readme: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A Markdown file to put the tables into, where two comments mark the place.",
-            dir_okay=False,
-            exists=True,
-        ),
-    ] = None,
+    readme: Markdown = None,
 ) -> None:
     """Measure time and memory of a training step, SVGD beside torch's own optimizers.
 
@@ -130,11 +122,11 @@ def bench(
     Example: virtualgrad bench --models mlp,resnet20 --modes eager,graphed
     """
     console = Console()
-    try:
+    with errors_told(console, f"Stopped; every case that was finished is in {out}."):
         if table is None and ranks:
             networks = networks_named(models, torch.device("cpu"), small=tiny)
             sizes = ranks_named(ranks)
-            tell = partial(_say, console)
+            tell = partial(say, console)
             bench_ranks(networks, sizes, out, rounds=repeats, seconds=seconds, tell=tell)
         elif table is None:
             place = device_named(device)
@@ -150,7 +142,7 @@ def bench(
                 mode = MODES["graphed" if place.type == "cuda" else "eager"]
                 along = list(scaling_cases(precisions[0], mode, tiny=tiny))
             for sentence in filter(None, (about_modes, about_precisions)):
-                _say(console, sentence)
+                say(console, sentence)
             if not cases and not along:
                 raise typer.BadParameter(
                     "nothing is left to measure", param_hint="--models, --modes"
@@ -158,14 +150,6 @@ def bench(
             setup = Setup(place, bandwidth or copy_bandwidth(place), repeats, seconds)
             _measure(cases, along, setup, out, console)
         _show(table or out, readme, console)
-    except (VirtualGradError, OSError) as error:
-        Console(stderr=True).print(
-            str(error), style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        _say(console, f"Stopped; every case that was finished is in {out}.")
-        raise typer.Exit(INTERRUPTED) from error
 
 
 def _measure(
@@ -197,9 +181,5 @@ def _show(folder: Path, readme: Path | None, console: Console) -> None:
     if (folder / SCALING).exists():
         files += draw_scaling(load_rows(folder, SCALING), folder) or ()
     for file in files:
-        _say(console, f"saved {file}")
-    _say(console, f"The numbers: {folder}")
-
-
-def _say(console: Console, sentence: str) -> None:
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        say(console, f"saved {file}")
+    say(console, f"The numbers: {folder}")

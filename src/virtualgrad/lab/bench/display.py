@@ -6,20 +6,13 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from virtualgrad.lab.bench.measure import Case
 from virtualgrad.lab.bench.rows import Row
+from virtualgrad.lab.console import Bars, say
 
 
-class Display:
+class Display(Bars):
     """Counts timed blocks, and tells what came out of each case.
 
     Args:
@@ -29,43 +22,26 @@ class Display:
     """
 
     def __init__(self, cases: Sequence[Case], rounds: int, console: Console) -> None:
-        self.console, self._rounds = console, rounds
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
+        super().__init__(console)
+        self._rounds = rounds
         total = sum(case.blocks(rounds) for case in cases)
-        self._task = self._progress.add_task("", total=total)
+        self._task = self.progress.add_task("", total=total, state="")
         self._title, self._begin = "", 0.0
         self._done = 0
-
-    def __enter__(self) -> Display:
-        if self.console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.console.is_terminal:  # stopping what never started would print an empty line
-            self._progress.stop()
 
     def begin(self, case: Case) -> None:
         """A case begins."""
         self._title, self._begin = case.title, time.monotonic()
-        self._progress.update(self._task, description=case.title)
+        self.progress.update(self._task, description=case.title)
 
     def block(self, optimizer: str) -> None:
         """A block of an optimizer begins."""
-        self._progress.update(self._task, description=f"{self._title}: {optimizer}", advance=1)
+        self.progress.update(self._task, description=f"{self._title}: {optimizer}", advance=1)
 
     def end(self, case: Case, rows: Sequence[Row]) -> None:
         """A case is measured; blocks that failures have left out count as done."""
         self._done += case.blocks(self._rounds)
-        self._progress.update(self._task, completed=self._done)
+        self.progress.update(self._task, completed=self._done)
         ratios = [
             f"{row.optimizer} {row.ratio_to_sgd:.2f}"
             for row in rows
@@ -75,6 +51,4 @@ class Display:
         told = [f"x SGD: {', '.join(ratios)}"] if ratios else []
         told += [f"failed: {', '.join(failed)}"] if failed else []
         told.append(f"{time.monotonic() - self._begin:.1f} s")
-        self.console.print(
-            f"{case.title}: {'; '.join(told)}", highlight=False, markup=False, soft_wrap=True
-        )
+        say(self.console, f"{case.title}: {'; '.join(told)}")

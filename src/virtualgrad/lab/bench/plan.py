@@ -29,22 +29,6 @@ def named(given: str, allowed: Mapping[str, Thing], option: str) -> list[Thing]:
     return [allowed[name] for name in names] or list(allowed.values())
 
 
-def device_named(name: str) -> torch.device:
-    """The device that is asked for, if it is there."""
-    count = torch.cuda.device_count()
-    if name == "auto":
-        name = "cuda" if count else "cpu"
-    kind, _, number = name.partition(":")
-    if kind not in {"cpu", "cuda"} or (number and not number.isdecimal()):
-        raise typer.BadParameter(f"{name!r} is none of auto, cpu, cuda", param_hint="--device")
-    if kind == "cuda" and int(number or 0) >= count:
-        raise typer.BadParameter(
-            f"{name!r}, but PyTorch finds {count} CUDA devices here; use cpu or auto",
-            param_hint="--device",
-        )
-    return torch.device(name)
-
-
 def networks_named(given: str, device: torch.device, *, small: bool) -> list[Network]:
     """The networks to measure; by default all on a GPU, and the paper's on a CPU."""
     if given.strip() == NOTHING:

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from virtualgrad.lab.record import RecordError, load_records, write_safely
+from virtualgrad.lab.console import errors_told, say
+from virtualgrad.lab.options import Markdown
+from virtualgrad.lab.record import load_records, write_safely
 from virtualgrad.lab.report.markdown import readme_blocks, written
 from virtualgrad.lab.report.precision import precision_contents
 from virtualgrad.lab.report.readme import update_readme
@@ -33,15 +35,7 @@ def report(
             metavar="DIR", help="Where to write; without it, beside the records.", file_okay=False
         ),
     ] = None,
-    readme: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A Markdown file to put the tables into, where two comments mark the place.",
-            dir_okay=False,
-            exists=True,
-        ),
-    ] = None,
+    readme: Markdown = None,
     beside: Annotated[
         Path | None,
         typer.Option(
@@ -61,17 +55,13 @@ def report(
 
     Example: virtualgrad reproduce mlp --seeds 5 --out runs, then virtualgrad report runs
     """
-    try:
+    console = Console()
+    with errors_told(console, "Stopped; the records are as they were."):
         if beside is None:
             made = _report(folder, out, readme)
         else:
             made = _compare(folder, beside, out, readme)
-    except RecordError as error:
-        Console(stderr=True).print(
-            str(error), style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(1) from error
-    Console().print(f"\nWritten: {made}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"\nWritten: {made}")
 
 
 def _report(folder: Path, out: Path | None, readme: Path | None) -> Path:

@@ -5,18 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from virtualgrad.errors import VirtualGradError
-from virtualgrad.lab.bench.plan import device_named
+from virtualgrad.lab.console import errors_told, say
+from virtualgrad.lab.devices import choose_fast_kernels, runs_at_once, setup_named
+from virtualgrad.lab.options import (
+    Amp,
+    AtOnce,
+    Compile,
+    Device,
+    FirstSeed,
+    Markdown,
+    Records,
+    Resume,
+    Stretched,
+)
 from virtualgrad.lab.recipes import RECIPES
 from virtualgrad.lab.record import load_records, write_safely
 from virtualgrad.lab.report.markdown import written
 from virtualgrad.lab.report.readme import update_readme
 from virtualgrad.lab.report.terminal import print_contents
-from virtualgrad.lab.run import Setup
 from virtualgrad.lab.settings.compare import Comparison, compare
 from virtualgrad.lab.settings.files import best_of_sweep, load_kept
 from virtualgrad.lab.settings.table import contents_of
@@ -26,8 +35,6 @@ from virtualgrad.lab.sweep.spaces import shortened
 
 __all__ = ["suggest"]
 
-INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
-AT_ONCE_ON_GPU = 5
 PLACE = "suggestions"  # in a Markdown file
 TABLES = "tables.md"
 
@@ -44,11 +51,8 @@ def suggest(
         ),
     ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs with each of the settings.")] = 5,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Steps of a run; the recipe's schedule is stretched to fit."),
-    ] = None,
+    first_seed: FirstSeed = 0,
+    steps: Stretched = None,
     sweep: Annotated[
         Path | None,
         typer.Option(
@@ -57,32 +61,16 @@ def suggest(
             exists=True,
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    amp: Annotated[bool, typer.Option("--amp", help="bfloat16 autocast.")] = False,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="torch.compile the network: worth it on a GPU.")
-    ] = False,
-    at_once: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side; 5 on a GPU, 1 on a CPU.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the records.", file_okay=False)] = Path(
-        "runs/settings"
-    ),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Leave out finished runs, go on with unfinished ones.")
-    ] = False,
+    device: Device = "auto",
+    amp: Amp = False,
+    compiled: Compile = False,
+    at_once: AtOnce = None,
+    out: Records = Path("runs/settings"),
+    resume: Resume = False,
     table: Annotated[
         bool, typer.Option("--table", help="Train nothing: the table of what --out holds.")
     ] = False,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A Markdown file to put the tables into, where two comments mark the place.",
-            dir_okay=False,
-            exists=True,
-        ),
-    ] = None,
+    page: Markdown = None,
 ) -> None:
     """Find settings of SVGD from a recipe's SGD, RMSProp and Adam, and train with them.
 
@@ -96,38 +84,24 @@ def suggest(
     Example: virtualgrad suggest mlp --sweep runs/sweep-mlp
     """
     console = Console()
-    try:
+    stopped = f"Stopped; what is done is kept in {out}. To go on: the same command with --resume."
+    with errors_told(console, stopped):
         if not table:
             recipe = shortened(recipe_named(which), steps)
-            place = device_named(device)
-            on_gpu = place.type == "cuda"
-            if on_gpu:  # pragma: no cover - needs a GPU. As in `reproduce`
-                torch.backends.cudnn.benchmark = True
-                torch.backends.cuda.matmul.allow_tf32 = True
-                torch.backends.cudnn.allow_tf32 = True
+            setup = setup_named(device, amp=amp, compiled=compiled)
+            choose_fast_kernels(setup.device)
             job = Comparison(
                 recipe,
                 range(first_seed, first_seed + seeds),
-                Setup(place, amp=amp, channels_last=on_gpu, compiled=compiled),
+                setup,
                 out,
                 named_ways(ways),
                 None if sweep is None else best_of_sweep(sweep, recipe),
-                at_once=at_once or (AT_ONCE_ON_GPU if on_gpu else 1),
+                at_once=runs_at_once(at_once, setup.device),
                 resume=resume,
             )
             compare(job, console)
         _show(out, page, console)
-    except (VirtualGradError, OSError) as error:
-        Console(stderr=True).print(
-            str(error), style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        _say(
-            console,
-            f"Stopped; what is done is kept in {out}. To go on: the same command with --resume.",
-        )
-        raise typer.Exit(INTERRUPTED) from error
 
 
 def named_ways(given: str) -> list[str]:
@@ -147,8 +121,4 @@ def _show(out: Path, page: Path | None, console: Console) -> None:
     write_safely(out / TABLES, text)
     if page is not None:
         update_readme(page, {PLACE: text})
-    _say(console, f"Records and tables are in {out}.")
-
-
-def _say(console: Console, sentence: str) -> None:
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    say(console, f"Records and tables are in {out}.")

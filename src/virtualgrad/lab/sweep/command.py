@@ -13,13 +13,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from virtualgrad.errors import VirtualGradError
-from virtualgrad.lab.bench.plan import device_named
+from virtualgrad.lab.console import errors_told, say
+from virtualgrad.lab.devices import setup_named
+from virtualgrad.lab.options import Amp, Device, Stretched
 from virtualgrad.lab.recipes import RECIPES
 from virtualgrad.lab.report.markdown import DIGITS_WARNING
 from virtualgrad.lab.report.terminal import print_contents
 from virtualgrad.lab.reproduce import load_data
-from virtualgrad.lab.run import Setup
 from virtualgrad.lab.sweep.plan import Sweep, optimizers_named, recipe_named
 from virtualgrad.lab.sweep.results import Result, content_of
 from virtualgrad.lab.sweep.search import SweepError
@@ -28,7 +28,6 @@ from virtualgrad.lab.sweep.spaces import SPACES, shortened
 __all__ = ["sweep"]
 
 DATABASE = "sweep.db"
-INTERRUPTED = 130  # what a shell reports of a program that Ctrl-C ended
 MOST_WORKERS = 8  # by default; each keeps the data in memory
 
 
@@ -47,10 +46,7 @@ def sweep(
         int, typer.Option(min=1, help="Finished trials of each optimizer, pruned ones included.")
     ] = 200,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each trial, side by side.")] = 3,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Steps of a run; the recipe's schedule is stretched to fit."),
-    ] = None,
+    steps: Stretched = None,
     storage: Annotated[
         str,
         typer.Option(
@@ -70,8 +66,8 @@ def sweep(
     name: Annotated[
         str, typer.Option(help="Of the study, where one database holds several of a recipe.")
     ] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    amp: Annotated[bool, typer.Option("--amp", help="bfloat16 autocast.")] = False,
+    device: Device = "auto",
+    amp: Amp = False,
 ) -> None:
     """Search learning rate (and, for SVGD, scale) of optimizers, each with as many trials.
 
@@ -85,24 +81,16 @@ def sweep(
     console = Console()
     recipe = shortened(recipe_named(which), steps)
     optimizers, left_out = optimizers_named(optimizer, recipe)
-    place = device_named(device)
-    setup = Setup(place, amp=amp, channels_last=place.type == "cuda")
+    setup = setup_named(device, amp=amp)
     out = out or Path("runs") / f"sweep-{recipe.name}"
-    many = workers or (1 if place.type == "cuda" else min(MOST_WORKERS, os.cpu_count() or 1))
+    on_gpu = setup.device.type == "cuda"
+    many = workers or (1 if on_gpu else min(MOST_WORKERS, os.cpu_count() or 1))
     for sentence in left_out:
-        _say(console, sentence)
-    try:
+        say(console, sentence)
+    with errors_told(console, "Stopped; finished trials are kept. To go on: the same command."):
         data = load_data(recipe.data, console).name
         plan = Sweep(recipe, optimizers, trials, seeds, setup, data, name or recipe.name)
         _run(plan, storage or f"sqlite:///{out / DATABASE}", many, out, console)
-    except (VirtualGradError, OSError) as error:
-        Console(stderr=True).print(
-            str(error), style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        _say(console, "Stopped; finished trials are kept. To go on: the same command.")
-        raise typer.Exit(INTERRUPTED) from error
 
 
 def _run(plan: Sweep, url: str, workers: int, out: Path, console: Console) -> None:
@@ -126,8 +114,4 @@ def _run(plan: Sweep, url: str, workers: int, out: Path, console: Console) -> No
     print_contents([content_of(results)], console)
     warning = DIGITS_WARNING if "digits" in plan.data.lower() else None
     path = write_results(results, out, plan.identity, warning)
-    _say(console, f"\nThe page: {path}. The settings, to paste: {out / 'recipe.py'}")
-
-
-def _say(console: Console, sentence: str) -> None:
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    say(console, f"\nThe page: {path}. The settings, to paste: {out / 'recipe.py'}")

@@ -11,16 +11,9 @@ from collections.abc import Sequence
 import optuna
 from optuna.trial import TrialState
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskID
 
+from virtualgrad.lab.console import Bars, say
 from virtualgrad.lab.sweep.search import End, Search
 from virtualgrad.lab.sweep.sensitivity import best_of
 from virtualgrad.lab.sweep.studies import finished_trials
@@ -29,37 +22,18 @@ SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_LINES = 15.0
 
 
-class Display:
+class Display(Bars):
     """Shows finished and running trials and the lowest error of every search."""
 
     def __init__(self, pairs: Sequence[tuple[Search, optuna.Study]], console: Console) -> None:
+        super().__init__(console)
         self.pairs = pairs
-        self.console = console
         self._last_look = self._last_line = 0.0
         self._said: list[str] = []
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
         self._tasks: list[TaskID] = [
-            self._progress.add_task(search.title, total=search.trials, state="")
+            self.progress.add_task(search.title, total=search.trials, state="")
             for search, _ in pairs
         ]
-
-    def __enter__(self) -> Display:
-        if self.console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.console.is_terminal:  # stopping what never started would print an empty line
-            self._progress.stop()
 
     def tick(self) -> None:
         """Look again, if the last look is long enough ago."""
@@ -70,14 +44,14 @@ class Display:
         lines = []
         for task, (search, study) in zip(self._tasks, self.pairs, strict=True):
             done, state = _state(study)
-            self._progress.update(task, completed=done, state=state)
+            self.progress.update(task, completed=done, state=state)
             if done or state:
                 lines.append(f"{search.title}: {done} of {search.trials} trials, {state}")
         if not self.console.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
             for line in lines:
                 if line not in self._said:  # searches that wait or are finished are told once
-                    self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+                    say(self.console, line)
             self._said = lines
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from virtualgrad.errors import NonFiniteError
 from virtualgrad.lab.batches import evaluation_set
+from virtualgrad.lab.devices import choose_fast_kernels
 from virtualgrad.lab.engine import Engine
 from virtualgrad.lab.recipes import Recipe
 from virtualgrad.lab.reproduce import load_data
@@ -48,10 +49,7 @@ class Trainer:
     def __init__(self, training: Training) -> None:
         self.training = training
         recipe, setup = training.recipe, training.setup
-        if setup.device.type == "cuda":  # pragma: no cover - needs a GPU. As in `reproduce`
-            torch.backends.cudnn.benchmark = True
-            torch.backends.cuda.matmul.allow_tf32 = True
-            torch.backends.cudnn.allow_tf32 = True
+        choose_fast_kernels(setup.device)
         # Quietly: the command has loaded them before, and said what there is to say.
         self.data = load_data(recipe.data, Console(quiet=True))
         self.held_out = evaluation_set(
