@@ -8,12 +8,14 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from virtualgrad import SVGD, VirtualGradientDescent
+from virtualgrad.errors import NonFiniteError
 from virtualgrad.operators import RMS, Clip, Sign, compose
 from virtualgrad.optim import expect_state
 
@@ -67,6 +69,19 @@ def alone(options: Any, weights: list[float] | None = None) -> dict[str, Tensor]
         losses = model(x).square().mean(1)
         scale = torch.tensor(weights or [1 / BATCH] * BATCH, dtype=torch.float64)
         (losses * scale).sum().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def in_pieces(options: Any, ranks: int, pieces: int) -> dict[str, Tensor]:
+    """One process, whose micro-batches are those that several ranks do at a time."""
+    model = Network()
+    optimizer = make(model, options)
+    for x in data():
+        optimizer.zero_grad()
+        of_ranks = [mine.chunk(pieces) for mine in x.split(BATCH // ranks)]
+        for parts in zip(*of_ranks, strict=True):
+            (model(torch.cat(parts)).square().mean(1).sum() / BATCH).backward()
         optimizer.step()
     return model.state_dict()
 
@@ -130,6 +145,22 @@ def with_nan(rank: int, ranks: int) -> str:
     return "no error"
 
 
+def joined(rank: int, ranks: int, options: Any) -> str:
+    """Rank 0 has a batch more than the others."""
+    model = Network()
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = SVGD(model, 1e-2, **options)
+    try:
+        with ddp.join():
+            for x in data()[: 3 if rank == 0 else 2]:
+                optimizer.zero_grad()
+                ddp(x.split(BATCH // ranks)[rank]).square().mean().backward()
+                optimizer.step()
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+    return "no error"
+
+
 def with_sign(rank: int, ranks: int) -> str:
     """Sign is not linear, so the signs of the ranks' g do not add up to that of their sum."""
     model = Network()
@@ -173,6 +204,59 @@ def sharded(rank: int, ranks: int, options: Any, **policy: Any) -> dict[str, Ten
         (model(mine).square().mean(1).sum() / len(mine)).backward()
         optimizer.step()
     return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+
+def sharded_in_pieces(rank: int, ranks: int, options: Any, sizes: list[int]) -> dict[str, Tensor]:
+    """FSDP2's no_sync: gradients stay whole on every rank until the last micro-batch."""
+    mesh = init_device_mesh("cpu", (ranks,))
+    model = Network()
+    for part in (model.head, model):
+        fully_shard(part, mesh=mesh)
+    optimizer = SVGD(model, 1e-2, **options)
+    for x in data():
+        optimizer.zero_grad()
+        mine = x.split(BATCH // ranks)[rank]
+        for number, part in enumerate(mine.split(sizes)):
+            model.set_requires_gradient_sync(number == len(sizes) - 1)
+            (model(part).square().mean(1).sum() / len(mine)).backward()
+        optimizer.step()
+    return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+
+def sharded_in_bfloat16(rank: int, ranks: int) -> dict[str, Tensor]:
+    """Parameters and inputs used in bfloat16, gradients reduced in float32."""
+    torch._C._set_mkldnn_enabled(False)  # see without_onednn in tests/promises/conftest.py
+    policy = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+    found = sharded(rank, ranks, {"stale": True, "scale": 1e-3}, **policy)
+    torch._C._set_mkldnn_enabled(True)
+    return found
+
+
+def scaled(rank: int, ranks: int, kind: str) -> dict[str, Tensor]:
+    """A GradScaler with clipping; in the second step the last rank alone has an infinite g."""
+    model: nn.Module = Network()
+    run = model
+    if kind == "ddp":
+        run = DistributedDataParallel(model, find_unused_parameters=True)
+    elif kind == "fsdp":
+        for part in (model.head, model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (ranks,)))
+    scaler = GradScaler("cpu", init_scale=2.0**10)
+    optimizer = SVGD(run, 1e-2, stale=True, momentum=0.5, grad_scaler=scaler)
+    first, *others = data()
+    for x in (first, None, *others):
+        optimizer.zero_grad()
+        mine = (first if x is None else x).split(BATCH // ranks)[rank]
+        if x is None and rank == ranks - 1:
+            mine = mine * float("inf")
+        scaler.scale(run(mine).square().mean(1).mean()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0**9  # all ranks have skipped the step
+    state = model.state_dict()
+    return {n: v.full_tensor() if kind == "fsdp" else v for n, v in state.items()}
 
 
 def sharded_in_float32(rank: int, ranks: int) -> dict[str, Tensor]:
@@ -225,3 +309,22 @@ def load_shards(rank: int, ranks: int, path: str) -> dict[str, Tensor]:
 def several(rank: int, ranks: int, tasks: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
     """Do several of the above, one after the other: processes are slow to start."""
     return [globals()[name](rank, ranks, *arguments) for name, arguments in tasks]
+
+
+def step_with_nan_in_one_shard(rank: int, ranks: int) -> tuple[bool, bool]:
+    """Whether a process saw that a gradient is NaN on the last one, and kept its parameters."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    optimizer = SVGD(model, 0.1)
+    model(torch.ones(2, 3)).sum().backward()
+    before = [p.to_local().clone() for p in model.parameters()]
+    if rank == ranks - 1:
+        model.weight.grad.to_local()[0, 0] = float("nan")
+    try:
+        optimizer.step()
+        seen = False
+    except NonFiniteError:
+        seen = True
+    after = [p.to_local() for p in model.parameters()]
+    return seen, all(torch.equal(p, q) for p, q in zip(before, after, strict=True))

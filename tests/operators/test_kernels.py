@@ -212,6 +212,10 @@ def strided(shape: tuple[int, ...], *order: int) -> Tensor:
     return torch.empty([shape[axis] for axis in order]).permute(back)
 
 
+class Shard(Tensor):
+    """As DTensor, a tensor that is not all its memory."""
+
+
 @pytest.mark.parametrize(
     ("g", "r", "axis", "expected"),
     [
@@ -226,6 +230,7 @@ def strided(shape: tuple[int, ...], *order: int) -> Tensor:
         pytest.param(torch.empty(4, 0), torch.empty(0), 0, False, id="empty"),
         pytest.param(torch.empty(4, 6).double(), torch.empty(6).double(), 0, False, id="double"),
         pytest.param(torch.empty(4, 6).cfloat(), torch.empty(6), 0, False, id="complex"),
+        pytest.param(Shard(torch.empty(4, 6)), torch.empty(6), 0, False, id="shard"),
     ],
 )
 def test_which_memory_fits(g: Tensor, r: Tensor, axis: int, expected: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, Protocol
 
 import torch
@@ -238,25 +239,37 @@ def _name(operator: object) -> str:
 
 def nonfinite_indices(tensors: Sequence[Tensor]) -> list[int]:
     """Which of some tensors hold a NaN or an infinity; one synchronisation per device."""
-    reals = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    if _seem_finite(reals):
-        return []  # the rule: nobody asks for the places
-    return [index for index, real in enumerate(reals) if not bool(real.isfinite().all())]
+    reals = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
+    suspects = _of_infinite_norm(reals)  # as a rule none
+    return [index for index in suspects if not bool(_whole(reals[index].isfinite().all()))]
 
 
-def _seem_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether all numbers are finite; False also where only the sum of their squares is not.
+def _of_infinite_norm(tensors: Sequence[Tensor]) -> list[int]:
+    """Which of some tensors have a NaN or infinite norm; it may be that only a square overflows.
 
-    A norm of every tensor, made by a few launches for all of them together.
+    Made by a few launches for all of them together. Of shards all processes find the same, so
+    that they go the same way from here.
     """
-    by_kind: dict[tuple[type, torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:  # shards of several processes are of a type of their own
-        kind = (type(tensor), tensor.device, accumulation_dtype(tensor.dtype))
-        by_kind.setdefault(kind, []).append(tensor)
-    return all(
-        bool(torch.stack(torch._foreach_norm(group, 2, dtype=dtype)).sum().isfinite())
-        for (_, _, dtype), group in by_kind.items()
-    )
+    by_kind: dict[tuple[Any, torch.device, torch.dtype], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        mesh = getattr(tensor, "device_mesh", None)  # of the processes that have a shard
+        kind = (mesh, tensor.device, accumulation_dtype(tensor.dtype))
+        by_kind.setdefault(kind, []).append(index)
+    found: list[int] = []
+    for (_, _, dtype), group in by_kind.items():
+        each = torch._foreach_norm([tensors[index] for index in group], 2, dtype=dtype)
+        norms = _whole(torch.stack(each))
+        if not isfinite(norms.sum()):
+            pairs = zip(group, norms.tolist(), strict=True)
+            found += [index for index, norm in pairs if not isfinite(norm)]
+    return sorted(found)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor itself; of shards the sum or union, for which all processes must come here."""
+    gather = getattr(tensor, "full_tensor", None)
+    whole: Tensor = tensor if gather is None else gather()
+    return whole
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -134,6 +134,8 @@ def prepare(g: Tensor, r: Tensor, averaged: tuple[int, ...]) -> Fused | None:
 def fits(g: Tensor, r: Tensor, axis: int) -> bool:
     """Whether g is m rows of n dense columns in memory, and r one such row, in float32."""
     m = g.shape[axis]
+    if type(g) is not Tensor:  # a shard of several processes, say, has no memory of its own
+        return False
     if g.dtype not in DTYPES or r.dtype != torch.float32 or g.numel() == 0:
         return False
     n = g.numel() // m
@@ -189,9 +191,14 @@ def _kernel() -> Any:
     return transform
 
 
-def interpreted() -> bool:
+def _interpreted() -> bool:
     """Whether Triton runs kernels in its interpreter, on tensors of the CPU: the tests do."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def may_launch(device: torch.device) -> bool:
+    """Whether a device is of a kind for which there are kernels; asked before anything else."""
+    return device.type == "cuda" or (device.type == "cpu" and _interpreted())
 
 
 def _processors(device: torch.device) -> int:
@@ -204,7 +211,7 @@ def _processors(device: torch.device) -> int:
 def _usable(device: torch.device) -> bool:
     """Whether a kernel can be launched for a tensor on the device."""
     if device.type == "cpu":
-        return interpreted() and _launches(device)
+        return _interpreted() and _launches(device)
     # Compiling, which loads modules, has no place inside the capture of a CUDA graph.
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return False

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.compiling import fixed
+from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import OperatorError
 from virtualgrad.operators import kernels
 from virtualgrad.operators.base import Operator, SiteState, StatefulOperator, require_shape
@@ -98,6 +98,8 @@ class RMS(StatefulOperator):
 
     def at(self, site: Site, sigma: Tensor) -> Operator:
         """As in Algorithm 1, with s, rho and eps as tensors: a change needs no compilation."""
+        if self.ranks is not None and not self.stale:
+            _refuse_ranks(site.key)
         numbers = self.settings(site)
         tensors = RMSSettings(
             _as_tensor(numbers.scale),
@@ -114,7 +116,7 @@ class RMS(StatefulOperator):
             return g
         running = self._find(g, site)
         viewed = g if running.view is None else g.reshape(running.view)
-        product = self._transform_fused(running, viewed, numbers)
+        product = self._transform_fused(running, viewed, numbers) if running.fusible else None
         if product is None:
             factor = self._gather(running, viewed, numbers).view(running.broadcast_shape)
             product = _product(viewed, factor)
@@ -127,9 +129,10 @@ class RMS(StatefulOperator):
     def row_factor(self, g: Tensor, site: Site, axis: int) -> Tensor | None:
         """Return f where T(g) is f g with one number f per index of an axis, and prepare the new r.
 
-        None, and nothing is prepared, where r differs along other axes, too.
+        None, and nothing is prepared, where r differs along other axes, too, or where a subclass
+        makes something else of T(g).
         """
-        if g.numel() == 0:
+        if g.numel() == 0 or type(self).__call__ is not RMS.__call__:
             return None
         running = self._find(g, site)
         if running.only_axis != axis:
@@ -159,16 +162,15 @@ class RMS(StatefulOperator):
         running.samples_of_pass = layout.samples
         running.broadcast_shape = layout.broadcast_shape(self.share_positions)
         running.unit_is_sample = self.unit_is_sample
+        running.fusible = running.sampled and kernels.may_launch(g.device)
         kept = [axis for axis in range(viewed.dim()) if axis not in axes]
         running.only_axis = kept[0] if len(kept) == 1 and running.view is None else None
         return running
 
     def _transform_fused(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor | None:
         """T(g) by one kernel on a GPU; None where there is none for this g."""
-        if g.device.type == "cpu" and not kernels.interpreted():
-            return None
         alone = self.stale or self.ranks is None  # T does not wait for the sums of all ranks
-        if not running.sampled or running.compiled is not None or not alone:
+        if running.compiled is not None or not alone:
             return None
         known = (g.shape, g.stride(), g.dtype)
         if running.fused_for != known:
@@ -228,12 +230,6 @@ class RMS(StatefulOperator):
         if self._learns_nothing(g):
             return g
         key, layout = site.key, self._layout(site)
-        if self.ranks is not None and not self.stale:
-            raise OperatorError.of(
-                given=f"r updated first at {key}, in a compiled pass on several processes",
-                allowed="stale=True there: T would need the other processes in the middle of it",
-                todo="pass stale=True, or do not compile",
-            )
         viewed = g.reshape(layout.view)
         axes = layout.averaged_axes(self.share_positions)
         kept = [axis for axis in range(len(layout.view)) if axis not in axes]
@@ -362,6 +358,15 @@ def _require_shape(key: str, found: Sequence[int], kept: Sequence[int]) -> None:
         kept,
         "pass share_positions=True, which keeps one r per output channel for inputs of any size, "
         "or keep the size of the inputs fixed",
+    )
+
+
+@never_traced("virtualgrad: on several processes a compiled model needs stale=True")
+def _refuse_ranks(key: str) -> None:
+    raise OperatorError.of(
+        given=f"r updated first at {key}, in a compiled pass on several processes",
+        allowed="stale=True there: T would need the other processes in the middle of it",
+        todo="pass stale=True, or do not compile",
     )
 
 

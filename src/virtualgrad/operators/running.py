@@ -38,7 +38,8 @@ class Running:
         elements_of_pass, samples_of_pass: e and m of one backward pass.
         broadcast_shape: the shape in which r stands beside g.
         only_axis: the axis of sigma along which r differs, if there is just one.
-        fused, fused_for: T as one kernel, if there is one, and the kind of g that it is for.
+        fusible: whether there may be a kernel for T.
+        fused, fused_for: the kernel, if there is one, and the kind of g that it is for.
         norm: root of the sum of g^2 since the last commit.
         gradient: sum of g since then, where sigma has no sample axis: there g is the gradient of
             the whole loss already, and its square is the statistic.
@@ -58,6 +59,7 @@ class Running:
     samples_of_pass: int = 1
     broadcast_shape: tuple[int, ...] = ()
     only_axis: int | None = None
+    fusible: bool = False
     fused: Fused | None = None
     fused_for: tuple[Any, ...] | None = None
     unit_is_sample: bool = False

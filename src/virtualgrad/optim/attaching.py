@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from virtualgrad.optim import checks
+from virtualgrad.optim.processes import refuse_join
 from virtualgrad.sites import Where, every_linear_site
 from virtualgrad.virtual import Attachment, Intercept
 
@@ -54,14 +55,17 @@ def attach(
 def _begin_pass(this: weakref.ref[VirtualGradientDescent]) -> None:
     """Before a forward pass: read the factor of the loss, and forget what was thrown away.
 
-    ``p.grad = None`` throws gradients away without telling the optimizer.
+    ``p.grad = None`` throws gradients away without telling the optimizer. (Shards have none until
+    FSDP2 reduces the gradients, which it may be told to do for the last micro-batch only.)
     """
     optimizer = this()
     if optimizer is None:
         return
+    if optimizer._transaction.ranks is not None:
+        refuse_join()
     if optimizer.grad_scaler is not None:
         optimizer._announce_loss_scale()
-    if not optimizer._transaction.has_prepared():
+    if not optimizer._transaction.has_prepared() or optimizer._attached().intercept.is_sharded:
         return
     if all(p.grad is None for _, p in optimizer._named_parameters()):
         optimizer._transaction.rollback()

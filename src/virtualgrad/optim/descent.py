@@ -96,14 +96,26 @@ class VirtualGradientDescent(Optimizer):
         self._attachment = None
         super().__init__(named_groups(params, named), defaults)
         self._attachment = attach(self, model, where, batch_dim)
-        self._join_ranks(model, process_group)
+        try:
+            self._join_ranks(model, process_group)
+        except BaseException:
+            self.detach()  # the model and its parameters are as free as before
+            raise
         weakref.finalize(self, self._attachment.detach)
 
-    _step_supports_amp_scaling = True  # has a GradScaler tell us of itself, see step()
     # What a copied or unpickled optimizer has: it is not attached.
     _attachment: Attachment | None = None
     _transaction = as_stateful(identity)
     _mirrors = Mirrors()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Has a GradScaler tell ``step()`` of itself, unless we know it: then it is as with SGD.
+
+        (Trainers take this for a fused optimizer: Lightning would refuse to clip its gradients,
+        and accelerate would not see that a step was skipped.)
+        """
+        return getattr(self, "grad_scaler", None) is None
 
     # ---------------------------------------------------------------- attachment
 

@@ -8,7 +8,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from virtualgrad.errors import HyperparameterError
+from virtualgrad.errors import HyperparameterError, ModelError
 from virtualgrad.operators import StatefulOperator
 from virtualgrad.operators.ranks import Ranks
 
@@ -45,3 +45,19 @@ def find_ranks(
         group = distributed.new_group(distributed.get_process_group_ranks(group))
     knows_the_loss = operator.loss_scale is not None
     return Ranks(group, device, divisor=None if knows_the_loss else 1)
+
+
+def refuse_join() -> None:
+    """Raise in a forward pass inside ``DistributedDataParallel.join()``.
+
+    A rank that has no more batches answers DDP's reductions there, but not those of the statistics:
+    the others would wait for it for ever.
+    """
+    active = DistributedDataParallel._active_ddp_module
+    if active is not None and active._join_config.enable:
+        raise ModelError.of(
+            given="a forward pass inside DistributedDataParallel.join()",
+            allowed="the same number of batches on every rank; they may have different sizes",
+            todo="let all ranks stop with the first that has no more batches, or pass "
+            "process_group=None for statistics of each rank's own",
+        )

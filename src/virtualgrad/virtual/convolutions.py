@@ -88,7 +88,7 @@ class Convolution(torch.autograd.Function):
     ) -> Tensor:
         """Run the convolution."""
         ctx.dtypes = (x.dtype, weight.dtype)
-        x, weight = in_autocast(x), in_autocast(weight)
+        x, weight = in_autocast(x, weight)
         ctx.save_for_backward(x, weight)
         ctx.transforms = transforms
         ctx.shape = shape

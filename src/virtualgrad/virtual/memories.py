@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from virtualgrad.virtual.calls import Call, Fused
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.remembered import Layer, LeftOut, Part
+from virtualgrad.virtual.site_of_call import split_key
 from virtualgrad.virtual.tracking import Pass
 
 
@@ -41,7 +42,13 @@ class Memories:
         if len(asked) == len(parameters) and all(isinstance(p, nn.Parameter) for p in asked):
             position, name = call.rule.weight
             weight = call.args[position] if len(call.args) > position else call.kwargs.get(name)
-            self._add(call.function, path, weight, LeftOut(parameters))
+            key, number = split_key(call.key)
+            left_out = LeftOut(key, parameters, self._tracked.names)
+            known = self.layers.get((call.function, path, id(weight)))
+            if isinstance(known, LeftOut) and known.is_same(call.args, call.kwargs):
+                left_out = known
+            left_out.numbers.add(number)
+            self._add(call.function, path, weight, left_out)
 
     def add_layer(
         self,
@@ -63,14 +70,14 @@ class Memories:
         plain = len(lasting) == len(tensors) and not call.kwargs
         if not plain or isinstance(call.args[0], nn.Parameter):
             return
-        key, _, number = call.key.partition("#")
+        key, number = split_key(call.key)
         layer = Layer.of(key, call.args, fused.run)
         weight = call.args[call.rule.weight[0]]
         known = self.layers.get((call.function, path, id(weight)))
         if isinstance(known, Layer) and known.is_same(call.args):
             layer = known
         x = call.args[0]
-        situation = (int(number or 0), x.shape, x.dtype, current.batch_size, batch_dim)
+        situation = (number, x.shape, x.dtype, current.batch_size, batch_dim)
         layer.parts[situation] = parts
         self._add(call.function, path, weight, layer)
 

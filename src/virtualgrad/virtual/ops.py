@@ -88,16 +88,21 @@ def refuse_create_graph() -> None:
         )
 
 
-def is_wanted(ctx: Any, operand: int) -> bool:
+def is_wanted(ctx: Any, operand: int, edges: Any = None) -> bool:
     """Whether this backward pass goes on to a tensor operand of a Function.
 
     ``torch.autograd.grad(loss, x)`` passes through the ops but asks for no parameter: T must not
     run then, nor learn from it. (``needs_input_grad`` only says what could be asked for.) A
     compiled backward pass computes everything that could be asked for.
+
+    Args:
+        ctx: of the Function.
+        operand: which of its tensors.
+        edges: its ``next_functions``, from one who has them already.
     """
-    if torch.compiler.is_compiling():
+    if edges is None and torch.compiler.is_compiling():
         return bool(ctx.needs_input_grad[operand + 2])
-    node = ctx.next_functions[operand][0]
+    node = (edges or ctx.next_functions)[operand][0]
     if node is None:
         return False
     try:
@@ -146,11 +151,12 @@ def transformed_gradients(
     """
     refuse_create_graph()
     transforms: Transforms = ctx.transforms
+    edges = ctx.next_functions  # made anew at every look
     done: dict[int, Incoming] = {}
     incoming: list[Incoming | None] = []
     for operand, (argument, is_needed) in enumerate(zip(arguments, needed, strict=False)):
         transform = transforms.get(argument)
-        if not is_needed or (transform is not None and not is_wanted(ctx, operand)):
+        if not is_needed or (transform is not None and not is_wanted(ctx, operand, edges)):
             incoming.append(None)
         elif transform is None:
             incoming.append(Incoming(g))
@@ -162,15 +168,20 @@ def transformed_gradients(
     return incoming + [None] * (len(arguments) - len(incoming))
 
 
-def in_autocast(tensor: Tensor) -> Tensor:
-    """A factor of a product in the dtype in which autocast would run it.
+def in_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of a product in the dtype in which autocast would run it.
 
-    Cast here, and kept for the backward pass, it is cast once.
+    Cast here, and kept for the backward pass, each is cast once.
     """
-    kind = tensor.device.type
-    if not torch.is_autocast_enabled(kind) or tensor.dtype not in CAST_BY_AUTOCAST:
-        return tensor
-    return as_dtype(tensor, torch.get_autocast_dtype(kind))
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # which it does not know
+        return x, weight
+    dtype = torch.get_autocast_dtype(kind)
+    if x.dtype in CAST_BY_AUTOCAST:
+        x = as_dtype(x, dtype)
+    if weight.dtype in CAST_BY_AUTOCAST:
+        weight = as_dtype(weight, dtype)
+    return x, weight
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

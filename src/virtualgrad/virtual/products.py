@@ -26,7 +26,7 @@ class Linear(torch.autograd.Function):
         """Run F.linear."""
         needs_x, needs_weight = ctx.needs_input_grad[1:3]
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        x, weight = in_autocast(x), in_autocast(weight)
+        x, weight = in_autocast(x, weight)
         # As autograd does: x only for the weight's gradient, the weight only for x's.
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.size = weight.numel()
@@ -41,7 +41,8 @@ class Linear(torch.autograd.Function):
             return None, None, None, None
         x, weight = ctx.saved_tensors
         needed = [*ctx.needs_input_grad[1:3], ctx.dtypes[2] is not None and ctx.needs_input_grad[3]]
-        row_axis = g.dim() - 1 if ctx.size < g.numel() else None
+        in_rows = ctx.size < g.numel() and "input" not in ctx.transforms  # x has no such rows
+        row_axis = g.dim() - 1 if in_rows else None
         for_x, for_weight, for_bias = transformed_gradients(
             ctx, g, ("input", "weight", "bias"), needed, row_axis
         )

@@ -7,7 +7,7 @@ the op: a few comparisons instead of a search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,26 +31,39 @@ class LeftOut:
     """A layer at which T does not act: its op runs as it is.
 
     Attributes:
-        parameters: (argument's position or name, parameter); while all require grad, ``where`` has
-            been asked for each.
+        key: name of its sigma, without the number of the use.
+        parameters: (argument's position or name, parameter) of all that are tracked; while all
+            require grad, ``where`` has been asked for each.
+        names: of tracked parameters, by their ids.
+        numbers: the uses for which ``where`` has been asked; another one may be chosen.
     """
 
+    key: str
     parameters: Sequence[tuple[int | str, Tensor]]
+    names: Mapping[int, str]
+    numbers: set[int] = field(default_factory=set)
 
     def run(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, current: Pass, batch_dim: int
     ) -> Any:
         """Run the op; None if it has to be looked at again."""
+        number = current.uses.get(self.key, 0)
+        if number not in self.numbers or not self.is_same(args, kwargs):
+            return None
+        current.uses[self.key] = number + 1
+        return func(*args, **kwargs)
+
+    def is_same(self, args: tuple[Any, ...], kwargs: Any) -> bool:
+        """Whether an op is called with the same parameters, and no other ones."""
         for place, parameter in self.parameters:
             if isinstance(place, str):
                 given = kwargs.get(place)
             else:
                 given = args[place] if place < len(args) else None
             if given is not parameter or not parameter.requires_grad:
-                return None
-        if 0 in [place for place, _ in self.parameters] or type(args[0]) is not nn.Parameter:
-            return func(*args, **kwargs)
-        return None
+                return False
+        tracked = [value for value in (*args, *kwargs.values()) if id(value) in self.names]
+        return len(tracked) == len(self.parameters)
 
 
 @dataclass(slots=True)

@@ -58,6 +58,12 @@ def key_of(
     return key if number == 0 else f"{key}#{number}"
 
 
+def split_key(key: str) -> tuple[str, int]:
+    """Name of sigma without the number of the use, and that number."""
+    name, numbered, number = key.rpartition(")#")  # a name within may have a # of its own
+    return (f"{name})", int(number)) if numbered else (key, 0)
+
+
 def site_of(
     call: Call,
     shape: tuple[int, ...],

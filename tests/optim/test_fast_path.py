@@ -1,0 +1,187 @@
+"""The short ways of an eager pass, where they must not be taken: each was taken once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from data_parallel import step_with_nan_in_one_shard
+from processes import run_ranks
+from torch import Tensor, nn
+from twin import SCALE, Twin, assert_trained_alike
+
+from virtualgrad import SVGD, Site, VirtualGradientDescent, errors, virtual_grad, weights_only
+from virtualgrad.operators import RMS
+from virtualgrad.operators.base import nonfinite_indices
+
+BATCH, STEPS = 8, 5
+
+
+@pytest.fixture(autouse=True)
+def double() -> Any:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Raw(nn.Module):
+    """Raw parameters a, b, c, ..., and any forward."""
+
+    def __init__(self, forward: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function = forward
+        for name, shape in zip("abcdef", shapes, strict=False):
+            self.register_parameter(name, nn.Parameter(torch.randn(*shape)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def train_beside_twin(model: nn.Module, x: Tensor, where: Callable[[Site], bool]) -> None:
+    """Train long enough for layers to be remembered; what ``where`` leaves out is left plain."""
+    twin = Twin(model)
+    optimizer = SVGD(model, twin.optimizer.param_groups[0]["lr"], scale=SCALE, where=where)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        named = list(twin.model.named_parameters())
+        loss = twin.model(x).square().mean()
+        found = virtual_grad(loss, named, twin.rms, where=where, batch_size=len(x))
+        for (_, parameter), gradient in zip(named, found, strict=True):
+            parameter.grad = gradient
+        twin.optimizer.step()
+    assert_trained_alike(model, twin.model)
+
+
+# ---------------------------------------------------------------- rows of the weight's gradient
+
+
+def test_a_parameter_that_is_the_input_of_a_layer_gets_the_transformed_gradient() -> None:
+    """T is one factor per feature of g: right for the rows of a weight, but an input has none."""
+    features, size = 4, 3
+    model = Raw(
+        lambda m, x: F.linear(m.a.expand(BATCH, size), m.b).tanh() * x, (size,), (features, size)
+    )
+    x = torch.randn(BATCH, 1)
+    sigma = F.linear(model.a.expand(BATCH, size), model.b).detach().requires_grad_()
+    (g,) = torch.autograd.grad((sigma.tanh() * x).sum(), sigma)
+    transformed = SCALE * g / (0.1 * BATCH * g.square().sum(0) + 1e-6).sqrt()
+    with SVGD(model, 0.1, scale=SCALE):
+        model(x).sum().backward()
+    torch.testing.assert_close(model.a.grad, (transformed @ model.b).sum(0).detach())
+    torch.testing.assert_close(model.b.grad, transformed.sum(0)[:, None] * model.a.detach())
+
+
+class Limited(RMS):
+    """T of SVGD, with a bound on every number of T(g)."""
+
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        return super().__call__(g, site).clamp(-0.01, 0.01)
+
+
+def test_what_a_subclass_makes_of_t_is_not_passed_over() -> None:
+    model, x = nn.Linear(3, 4), torch.randn(BATCH, 3)
+    named = list(model.named_parameters())
+    expected = virtual_grad(model(x).square().mean(), named, Limited(), batch_size=BATCH)
+    with VirtualGradientDescent(model, 0.1, Limited()):
+        model(x).square().mean().backward()
+    for (_, parameter), gradient in zip(named, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+# ---------------------------------------------------------------- layers that are left out
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(Raw(lambda m, x: torch.mul(input=m.a, other=x) @ m.b, (3,), (3, 4)), id="mul"),
+        pytest.param(
+            Raw(lambda m, x: torch.prelu(input=x, weight=m.a) @ m.b, (3,), (3, 4)), id="prelu"
+        ),
+    ],
+)
+def test_a_layer_left_out_may_have_all_arguments_by_name(model: nn.Module) -> None:
+    train_beside_twin(model.double(), torch.randn(BATCH, 3), weights_only)
+
+
+def test_one_use_of_a_weight_is_left_out_and_another_is_not() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        positions = F.embedding(torch.arange(4), model.a)  # no sample axis
+        return (positions + F.embedding(x, model.a)).tanh()
+
+    tokens = torch.randint(0, 5, (BATCH, 4))
+    train_beside_twin(Raw(forward, (5, 3)), tokens, lambda site: site.has_sample_axis)
+
+
+def test_a_weight_is_left_out_and_a_bias_that_comes_with_it_later_is_not() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (3,), model.a) + F.layer_norm(x.exp(), (3,), model.a, model.b)
+
+    model = Raw(forward, (3,), (3,))
+    train_beside_twin(model, torch.randn(BATCH, 3), lambda site: site.roles == ("bias",))
+
+
+# ---------------------------------------------------------------- names and devices
+
+
+def test_the_name_of_a_layer_may_have_the_sign_that_numbers_its_uses() -> None:
+    model = nn.ModuleDict({"C#": nn.Linear(3, 3)})
+    optimizer = SVGD(nn.ModuleList([model]), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model["C#"](model["C#"](torch.randn(BATCH, 3))).sum().backward()
+        optimizer.step()
+    keys = {"0.C#:linear(weight)", "0.C#:linear(weight)#1"}
+    assert set(optimizer.operator.state) == keys  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 4), nn.Conv1d(3, 4, 1)])
+def test_shapes_can_be_asked_of_a_model_without_memory(layer: nn.Module) -> None:
+    model = layer.double().to("meta")
+    with SVGD(model, 0.1):
+        assert 4 in model(torch.empty(3, 3, 3, device="meta")).shape
+
+
+# ---------------------------------------------------------------- NaN and infinities
+
+
+@pytest.mark.slow
+def test_processes_with_shards_refuse_a_nan_together() -> None:
+    """Else some would step, and some would not."""
+    assert run_ranks(2, step_with_nan_in_one_shard) == [(True, True)] * 2
+
+
+def test_a_gradient_that_is_a_conjugate_view_is_looked_at() -> None:
+    found = torch.tensor([complex(0, float("inf"))]).conj()
+    assert nonfinite_indices([torch.ones(2).cdouble().conj(), found]) == [1]
+    model = nn.Linear(3, 2, bias=False, dtype=torch.complex128)
+    optimizer = SVGD(model, 0.1)
+    model(torch.randn(BATCH, 3).cdouble()).abs().sum().backward()
+    assert model.weight.grad is not None
+    model.weight.grad = model.weight.grad.conj()
+    optimizer.step()
+
+
+def test_numbers_whose_squares_overflow_are_finite() -> None:
+    large = torch.full((3,), 3e38, dtype=torch.float32)
+    infinite = torch.tensor([1.0, -torch.inf], dtype=torch.bfloat16)
+    assert nonfinite_indices([large, torch.empty(0), large.double() * 1e200]) == []
+    assert nonfinite_indices([large, infinite, large]) == [1]
+
+
+# ---------------------------------------------------------------- a constructor that fails
+
+
+def test_an_optimizer_that_could_not_be_made_leaves_the_model_free() -> None:
+    model = nn.Linear(3, 4)
+    with pytest.raises(errors.HyperparameterError, match="process_group"):
+        SVGD(model, 0.1, process_group="wrong")
+    assert type(model) is nn.Linear
+    with SVGD(model, 0.1):  # its parameters are nobody's
+        pass
