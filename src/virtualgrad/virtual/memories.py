@@ -1,7 +1,7 @@
 """Encapsulation 1, what to remember: the layers that can run again as they were run before.
 
 :mod:`.remembered` runs them; here it is decided which layers are plain enough. What would have to
-be looked at again in each pass (a parameter behind a view, an option given by name) is not
+be looked at again in each pass (a parameter behind a view, a tensor that is new each time) is not
 remembered.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from virtualgrad.virtual.calls import Call, Fused
 from virtualgrad.virtual.parameters import TrackedParameters
-from virtualgrad.virtual.remembered import Layer, LeftOut, Part
+from virtualgrad.virtual.remembered import Layer, LeftOut, Part, behind_input
 from virtualgrad.virtual.site_of_call import split_key
 from virtualgrad.virtual.tracking import Pass
 
@@ -61,20 +61,17 @@ class Memories:
         batch_dim: int,
     ) -> None:
         """Remember how a layer was run, if it is one that runs as plainly the next time."""
-        others = call.args[1:]
-        tensors = [other for other in others if isinstance(other, Tensor)]
-        # Beside parameters only the running statistics of a norm are the same tensors each time.
-        lasting = [
-            t for t in tensors if isinstance(t, nn.Parameter) or call.rule.op == "batch_norm"
-        ]
-        plain = len(lasting) == len(tensors) and not call.kwargs
-        if not plain or isinstance(call.args[0], nn.Parameter):
+        if not call.args or isinstance(call.args[0], nn.Parameter):
+            return
+        tensors = [t for _, t in behind_input(call.args, call.kwargs) if isinstance(t, Tensor)]
+        if not all(isinstance(t, nn.Parameter) or _is_lasting(call, t) for t in tensors):
             return
         key, number = split_key(call.key)
-        layer = Layer.of(key, call.args, fused.run)
-        weight = call.args[call.rule.weight[0]]
+        layer = Layer.of(key, call.args, call.kwargs, fused.run)
+        position, name = call.rule.weight
+        weight = call.args[position] if len(call.args) > position else call.kwargs.get(name)
         known = self.layers.get((call.function, path, id(weight)))
-        if isinstance(known, Layer) and known.is_same(call.args):
+        if isinstance(known, Layer) and known.is_same(call.args, call.kwargs):
             layer = known
         x = call.args[0]
         situation = (number, x.shape, x.dtype, current.batch_size, batch_dim)
@@ -84,3 +81,8 @@ class Memories:
     def _add(self, function: Any, path: str | None, weight: Any, memory: LeftOut | Layer) -> None:
         if isinstance(weight, nn.Parameter) and id(weight) in self._tracked.names:
             self.layers[function, path, id(weight)] = memory
+
+
+def _is_lasting(call: Call, tensor: Tensor) -> bool:
+    """Whether a tensor that is no parameter is the same each time, as running statistics are."""
+    return call.rule.op == "batch_norm" and not tensor.requires_grad

@@ -19,6 +19,9 @@ from virtualgrad.sites import Site
 from virtualgrad.virtual.ops import Transforms
 from virtualgrad.virtual.tracking import Pass, Transform
 
+Place = int | str
+"""Of an argument: its position or its name."""
+
 Situation = tuple[Any, ...]
 """Which use of the layer in this pass, the shape and dtype of its input, the batch."""
 
@@ -32,14 +35,14 @@ class LeftOut:
 
     Attributes:
         key: name of its sigma, without the number of the use.
-        parameters: (argument's position or name, parameter) of all that are tracked; while all
-            require grad, ``where`` has been asked for each.
+        parameters: (place, parameter) of all that are tracked; while all require grad, ``where``
+            has been asked for each.
         names: of tracked parameters, by their ids.
         numbers: the uses for which ``where`` has been asked; another one may be chosen.
     """
 
     key: str
-    parameters: Sequence[tuple[int | str, Tensor]]
+    parameters: Sequence[tuple[Place, Tensor]]
     names: Mapping[int, str]
     numbers: set[int] = field(default_factory=set)
 
@@ -56,11 +59,7 @@ class LeftOut:
     def is_same(self, args: tuple[Any, ...], kwargs: Any) -> bool:
         """Whether an op is called with the same parameters, and no other ones."""
         for place, parameter in self.parameters:
-            if isinstance(place, str):
-                given = kwargs.get(place)
-            else:
-                given = args[place] if place < len(args) else None
-            if given is not parameter or not parameter.requires_grad:
+            if argument(place, args, kwargs) is not parameter or not parameter.requires_grad:
                 return False
         tracked = [value for value in (*args, *kwargs.values()) if id(value) in self.names]
         return len(tracked) == len(self.parameters)
@@ -72,23 +71,23 @@ class Layer:
 
     Attributes:
         key: name of its sigma, without the number of the use.
-        tensors: (position, parameter, whether it requires grad) of the op's arguments but the
-            first, which is the input.
-        options: (position, value) of the others.
+        tensors: (place, tensor, whether it requires grad) of the op's arguments but the first,
+            which is the input.
+        options: (place, value) of the others.
         apply: runs the Function: (transforms, input) -> sigma.
         parts: situation -> parts of the site.
     """
 
     key: str
-    tensors: tuple[tuple[int, Tensor, bool], ...]
-    options: tuple[tuple[int, Any], ...]
+    tensors: tuple[tuple[Place, Tensor, bool], ...]
+    options: tuple[tuple[Place, Any], ...]
     apply: Callable[[Transforms, Tensor], Tensor]
     parts: dict[Situation, list[Part]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, key: str, args: tuple[Any, ...], apply: Any) -> Layer:
+    def of(cls, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], apply: Any) -> Layer:
         """The layer of a call."""
-        others = list(enumerate(args))[1:]
+        others = behind_input(args, kwargs)
         tensors = [(at, t, t.requires_grad) for at, t in others if isinstance(t, Tensor)]
         options = [(at, value) for at, value in others if not isinstance(value, Tensor)]
         return cls(key, tuple(tensors), tuple(options), apply)
@@ -97,7 +96,7 @@ class Layer:
         self, func: Any, args: tuple[Any, ...], kwargs: Any, current: Pass, batch_dim: int
     ) -> Tensor | None:
         """Run the op; None if it has to be looked at again."""
-        if kwargs or not self.is_same(args):
+        if not self.is_same(args, kwargs):
             return None
         x = args[0]
         if isinstance(x, nn.Parameter):
@@ -114,15 +113,28 @@ class Layer:
                 transforms[argument] = transform
         return self.apply(transforms, x)
 
-    def is_same(self, args: tuple[Any, ...]) -> bool:
+    def is_same(self, args: tuple[Any, ...], kwargs: Any) -> bool:
         """Whether an op is called with the same parameters and options."""
-        if len(args) != 1 + len(self.tensors) + len(self.options):
+        if not args or len(args) + len(kwargs) != 1 + len(self.tensors) + len(self.options):
             return False
-        for at, tensor, wanted in self.tensors:
-            if args[at] is not tensor or tensor.requires_grad is not wanted:
+        for place, tensor, wanted in self.tensors:
+            given = argument(place, args, kwargs)
+            if given is not tensor or tensor.requires_grad is not wanted:
                 return False
-        for at, option in self.options:
-            given = args[at]
+        for place, option in self.options:
+            given = argument(place, args, kwargs)
             if given is not option and (isinstance(given, Tensor) or given != option):
                 return False
         return True
+
+
+def argument(place: Place, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The argument in a place of a call; None if there is none."""
+    if isinstance(place, str):
+        return kwargs.get(place)
+    return args[place] if place < len(args) else None
+
+
+def behind_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Place, Any]]:
+    """(Place, argument) of all arguments but the first."""
+    return [*list(enumerate(args))[1:], *kwargs.items()]
