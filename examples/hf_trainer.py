@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: an ``optimizers=`` pair, or a subclass of three lines.
+"""Hugging Face's Trainer: an ``optimizers=`` pair, or a subclass of a few lines.
 
 A tiny GPT-2 with random weights learns to count; nothing is downloaded.
 """
@@ -19,7 +19,9 @@ class SVGDTrainer(Trainer):
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """SVGD instead of what ``TrainingArguments.optim`` says."""
         if self.optimizer is None:
-            self.optimizer = SVGD(model or self.model, self.args.learning_rate, scale=0.1)
+            scaler = self.accelerator.scaler  # None, but with fp16=True
+            model = model or self.model
+            self.optimizer = SVGD(model, self.args.learning_rate, scale=0.1, grad_scaler=scaler)
         return self.optimizer
 
 

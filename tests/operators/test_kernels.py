@@ -153,9 +153,9 @@ def check_rms_is_the_same_with_and_without_the_kernel(stale, per_sample, monkeyp
                 torch.testing.assert_close(product, by_torch(g, site))
         by_kernel.commit()
         by_torch.commit()
-    running = by_kernel._sites.kept[site.key]
+    running = by_kernel.sites.kept[site.key]
     assert running.fused is not None
-    assert by_torch._sites.kept[site.key].fused is None
+    assert by_torch.sites.kept[site.key].fused is None
     torch.testing.assert_close(running.r, by_torch.state[site.key]["r"])
 
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState
 from hf_accelerate import batches, network, train
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
 from virtualgrad import SVGD
@@ -98,6 +100,30 @@ def test_bfloat16(accelerator: Callable[..., Accelerator]) -> None:
     train(accelerator(mixed_precision="bf16"), trained, EPOCHS, NO_CLIPPING)
     assert_same(trained, expected)
     assert not torch.allclose(by_hand()[0].weight, expected[0].weight, rtol=0, atol=1e-6)
+
+
+def test_a_scaler(accelerator: Callable[..., Accelerator]) -> None:
+    """What ``mixed_precision="fp16"`` does, which accelerate offers on a GPU only.
+
+    T is told of ``accelerator.scaler``; a step that it skips is one for accelerate, too.
+    """
+    made, trained, expected = accelerator(), model(), by_hand(max_norm=0.1)
+    scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    svgd = SVGD(trained, LR, scale=SCALE)
+    svgd.grad_scaler = scaler  # as for an optimizer that was there before the accelerator
+    optimizer = AcceleratedOptimizer(svgd, device_placement=False, scaler=scaler)
+    made._optimizers, made.scaler, made.native_amp = [optimizer], scaler, True
+    made.state._mixed_precision = "fp16"  # has clip_grad_norm_ unscale them
+    for epoch in range(EPOCHS):
+        for number, (x, y) in enumerate(batches()):
+            overflows = (epoch, number) == (1, 2)
+            for factor in (float("inf"), 1.0) if overflows else (1.0,):
+                made.backward(F.cross_entropy(trained(x), y) * factor)
+                made.clip_grad_norm_(trained.parameters(), 0.1)
+                optimizer.step()
+                assert optimizer.step_was_skipped == (factor != 1.0)
+                optimizer.zero_grad()
+    assert_same(trained, expected)
 
 
 def test_an_optimizer_made_after_the_model_was_prepared(

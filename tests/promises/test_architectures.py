@@ -21,12 +21,23 @@ from zoo import ARCHITECTURES, BATCH, Architecture
 from virtualgrad import SVGD, explain, operators, virtual_grad
 
 LR, SCALE = 0.05, 0.1
+# What the issue of these promises names; each has to stay.
+NAMED = """GPT-2|Llama|Qwen2|Qwen3|Mistral|BERT|RoBERTa|DistilBERT|T5|BART|ViT|Swin|ConvNext|ResNet
+Whisper|wav2vec 2.0|CLIP|Mamba|Mixtral|DeiT|SegFormer""".replace("\n", "|").split("|")
 
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float, name: str) -> None:
     """Relative to the whole tensor; written so that a NaN fails."""
     error = (found - expected).norm().item()
     assert error <= tolerance * expected.norm().item(), (name, error)
+
+
+def test_the_named_architectures_are_there() -> None:
+    assert set(NAMED) <= ARCHITECTURES.keys()
+    assert len({architecture.model_class for architecture in ARCHITECTURES.values()}) >= 20
+    for name in ("Llama", "Qwen2", "Mistral", "Mixtral"):
+        config = ARCHITECTURES[name].model().config  # grouped attention
+        assert 1 < config.num_key_value_heads < config.num_attention_heads
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

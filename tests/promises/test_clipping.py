@@ -9,7 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import (
+    clip_grad_norm_,
+    clip_grad_value_,
+    clip_grads_with_norm_,
+    get_total_norm,
+)
 from twin import LR, SCALE, Twin, assert_trained_alike
 
 from virtualgrad import SVGD
@@ -21,7 +26,17 @@ CLIPS: dict[str, Clip] = {
     "by largest element": lambda parameters: clip_grad_norm_(parameters, 0.1, norm_type=torch.inf),
     "by value": lambda parameters: clip_grad_value_(parameters, 0.02),
     "one by one": lambda parameters: [clip_grad_norm_(p, 0.1) for p in parameters],
+    "by norm, foreach": lambda parameters: clip_grad_norm_(parameters, 0.5, foreach=True),
+    "by norm, one op each": lambda parameters: clip_grad_norm_(parameters, 0.5, foreach=False),
+    "by value, foreach": lambda parameters: clip_grad_value_(parameters, 0.02, foreach=True),
+    "by value, one op each": lambda parameters: clip_grad_value_(parameters, 0.02, foreach=False),
+    "in two parts": lambda parameters: clip_in_two_parts(list(parameters)),
 }
+
+
+def clip_in_two_parts(parameters: list[Tensor]) -> None:
+    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    clip_grads_with_norm_(parameters, 0.5, norm)
 
 
 def network() -> nn.Sequential:

@@ -150,8 +150,22 @@ def test_any_operator_sees_the_loss_itself(operator: Callable[[], Any]) -> None:
     assert_same(plain, scaled)
 
 
+def cleared_by_hand(model: nn.Module, optimizer: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+CLEAR: dict[str, Callable[[nn.Module, Any], None]] = {
+    "by the next loop": lambda model, optimizer: None,
+    "by the model": lambda model, optimizer: model.zero_grad(),
+    "by the model, to zeros": lambda model, optimizer: model.zero_grad(set_to_none=False),
+    "by hand": cleared_by_hand,
+}
+
+
+@pytest.mark.parametrize("clear", CLEAR)
 @pytest.mark.parametrize("known", [True, False])
-def test_a_skipped_step_leaves_no_trace(known: bool) -> None:
+def test_a_skipped_step_leaves_no_trace(known: bool, clear: str) -> None:
     model = Network()
     scaler = new_scaler()
     optimizer = SVGD.released(model, 0.01, grad_scaler=scaler if known else None, momentum=0.5)
@@ -166,6 +180,19 @@ def test_a_skipped_step_leaves_no_trace(known: bool) -> None:
     assert scaler.get_scale() == factor / 2
     torch.testing.assert_close(model.state_dict(), before[0], rtol=0, atol=0)
     torch.testing.assert_close(optimizer.state_dict()["state"], before[1]["state"], rtol=0, atol=0)
+    CLEAR[clear](model, optimizer)
+    if clear != "by the next loop":  # which would clear it by the optimizer
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        undisturbed = Network()
+        undisturbed.load_state_dict(before[0])
+        other = SVGD.released(undisturbed, 0.01, momentum=0.5)
+        other.load_state_dict(before[1])
+        undisturbed(x).square().mean().backward()
+        other.step()
+        assert_same(undisturbed, model)
+        return
     twin = Network()
     twin.load_state_dict(before[0])
     second = SVGD.released(twin, 0.01, momentum=0.5)

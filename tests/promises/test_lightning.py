@@ -13,8 +13,10 @@ import lightning
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.plugins import MixedPrecision
 from lightning_module import Classifier, batches
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from virtualgrad import SVGD
@@ -71,6 +73,31 @@ def by_hand(
     return model
 
 
+def new_scaler() -> GradScaler:
+    """Its first factor overflows float16, so that steps are skipped until it is halved enough."""
+    return GradScaler("cpu", init_scale=2.0**22, growth_interval=3)
+
+
+def scaled_by_hand(*, accumulate: int, clip: Any, **options: Any) -> tuple[Classifier, GradScaler]:
+    """The same training in float16 without Lightning."""
+    model, scaler = classifier(), new_scaler()
+    optimizer = SVGD(model, model.lr, scale=model.scale, grad_scaler=scaler, **options)
+    for _ in range(EPOCHS):
+        for number, (x, y) in enumerate(batches()):
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(model.network(x), y)
+            scaler.scale(loss / accumulate).backward()
+            if (number + 1) % accumulate == 0:
+                scaler.unscale_(optimizer)
+                if clip is not None:
+                    clip(model.parameters())
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    optimizer.detach()
+    return model, scaler
+
+
 def assert_same(model: nn.Module, expected: nn.Module) -> None:
     start = classifier()
     for name, parameter in model.named_parameters():
@@ -124,6 +151,43 @@ def test_precision(precision: str, hand: dict[str, Any], monkeypatch: pytest.Mon
     model = classifier()
     trainer(precision=precision).fit(model, batches())
     assert_same(model, by_hand(**hand))
+
+
+class Scaled(Classifier):
+    """Tells T of the scaler of Lightning's precision plugin."""
+
+    options: dict[str, Any]
+
+    def configure_optimizers(self) -> SVGD:
+        scaler = self.trainer.precision_plugin.scaler
+        return SVGD(self, self.lr, scale=self.scale, grad_scaler=scaler, **self.options)
+
+
+@pytest.mark.usefixtures("without_onednn")
+@pytest.mark.parametrize(
+    ("clipping", "clip"),
+    [
+        ({}, None),
+        ({"gradient_clip_val": 0.05}, lambda p: clip_grad_norm_(p, 0.05)),
+        (
+            {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+            lambda p: clip_grad_value_(p, 0.01),
+        ),
+    ],
+    ids=["plain", "clipping by norm", "clipping by value"],
+)
+@pytest.mark.parametrize("stale", [True, False])
+def test_float16_with_a_scaler(clipping: dict[str, Any], clip: Any, stale: bool) -> None:
+    """The plugin of ``precision="16-mixed"``, which Lightning itself offers on a GPU only."""
+    options, accumulate = {"stale": stale, "eps": 1e-3}, 2 if stale else 1
+    expected, by_hand_scaler = scaled_by_hand(accumulate=accumulate, clip=clip, **options)
+    model, scaler = classifier(Scaled), new_scaler()
+    model.options = options
+    plugin = MixedPrecision("16-mixed", "cpu", scaler)
+    trainer(plugins=[plugin], accumulate_grad_batches=accumulate, **clipping).fit(model, batches())
+    assert_same(model, expected)
+    assert scaler.state_dict() == by_hand_scaler.state_dict()
+    assert scaler.get_scale() < 2.0**22  # steps were skipped
 
 
 class Manual(Classifier):

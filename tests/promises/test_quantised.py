@@ -54,6 +54,68 @@ class Int8ByFunction(Int8Linear):
         return DequantisingProduct.apply(x, self.weight, self.scale.to(x.dtype))
 
 
+class Packed4bit(Int8Linear):
+    """Two numbers of four bits in a byte, in one column: no shape of a weight, as NF4 is kept."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        numbers = (self.weight.detach().float() / 127 * 7).round() + 8
+        high, low = numbers.to(torch.uint8).flatten().view(-1, 2).unbind(1)
+        self.weight = nn.Parameter((high * 16 + low).view(-1, 1), requires_grad=False)
+        self.scale = self.scale * 127 / 7
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = torch.cat([self.weight // 16, self.weight % 16], 1).to(x.dtype) - 8
+        weight = numbers.view(self.out_features, self.in_features) * self.scale.to(x.dtype)
+        return F.linear(x, weight)
+
+
+class FloatInName(Tensor):
+    """A weight that calls itself float64 and holds int8, as torchao's tensors do."""
+
+    numbers: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, values: Tensor, scale: Tensor) -> FloatInName:
+        made = Tensor._make_wrapper_subclass(cls, values.shape, dtype=torch.float64)
+        made.numbers, made.scale = values, scale
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        if function is F.linear:
+            x, weight, *bias = args
+            return F.linear(x, weight.numbers.to(x.dtype) * weight.scale, *bias)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            (whole,) = args
+            return FloatInName(function(whole.numbers), function(whole.scale))
+        raise NotImplementedError(function)  # whoever computes with it in another way
+
+
+class SubclassWeight(Int8Linear):
+    """The same, in a weight of another class."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
+        weight = FloatInName(self.weight.detach(), self.scale.double())
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+def stored(model: nn.Module) -> dict[str, Tensor]:
+    """Every tensor of a model as it is stored."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {n: getattr(t, "numbers", t).detach().clone() for n, t in tensors if t is not None}
+
+
 def quantised_llama(layer_class: type[Int8Linear]) -> nn.Module:
     """A tiny Llama with int8 projections and LoRA on two of them."""
     model = ARCHITECTURES["Llama"].model()
@@ -100,6 +162,30 @@ def test_only_the_adapters_move(layer_class: type[Int8Linear], given: bool) -> N
             torch.testing.assert_close(parameter, expected, rtol=1e-10, atol=1e-13, msg=name)
         else:
             assert parameter.grad is None
+
+
+@pytest.mark.parametrize("layer_class", [Packed4bit, SubclassWeight])
+def test_other_ways_to_store_a_base(layer_class: type[Int8Linear]) -> None:
+    architecture = ARCHITECTURES["Llama"]
+    model = quantised_llama(layer_class)
+    before, twin = stored(model), Twin(model)
+    optimizer = SVGD(model, LR, scale=SCALE)
+    for step in range(3):
+        batch = architecture.batch(seed=step)
+        optimizer.zero_grad()
+        architecture.loss(model, *batch).backward()
+        optimizer.step()
+        twin.backward(architecture.loss(twin.model, *batch), BATCH)
+        twin.optimizer.step()
+    for name, tensor in stored(model).items():
+        assert tensor.dtype == before[name].dtype
+        assert torch.equal(tensor, before[name]) == ("lora_" not in name), name
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            expected = twin.model.get_parameter(name)
+            torch.testing.assert_close(parameter, expected, rtol=1e-10, atol=1e-13, msg=name)
+    found = explain(quantised_llama(layer_class), **architecture.batch()[0])
+    assert all(reason.startswith("frozen") for reason in found.uncovered.values())
 
 
 def test_adapters_on_int8_train_as_on_the_same_numbers_in_float() -> None:

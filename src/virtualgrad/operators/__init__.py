@@ -17,7 +17,8 @@ from virtualgrad.operators.base import (
     compose,
 )
 from virtualgrad.operators.first_order import FirstOrder, adam, momentum, on_sigma, rmsprop, sgd
-from virtualgrad.operators.rms import RMS, RMSSettings
+from virtualgrad.operators.rms import RMS
+from virtualgrad.operators.rms_settings import RMSSettings
 from virtualgrad.operators.stateless import Clip, Normalize, Sign, identity
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.statistic import mean_square
+from virtualgrad.operators.statistic import accumulated, mean_square, sum_of_squares
 
 ROWS_OF_COUNTS = 1024
 """Sites that count in one tensor."""
@@ -49,6 +49,23 @@ class Compiled:
         """(e, m) since the last commit; the host waits for them."""
         elements, samples = self.counts[self.row].tolist()
         return round(elements), round(samples)
+
+    def add(
+        self,
+        g: Tensor,
+        axes: tuple[int, ...],
+        *,
+        counts: tuple[int, int] | None,
+        rho: Any,
+        loss_scale: Any,
+        unit_is_sample: bool,
+    ) -> None:
+        """Take in g, averaged over some axes; ``counts`` (e, m) is None where it has no samples."""
+        if counts is None:
+            self.add_gradient(accumulated(g) / loss_scale, axes, rho=rho)
+        else:
+            squares = sum_of_squares(g, axes) / loss_scale**2
+            self.add_samples(squares, *counts, rho=rho, unit_is_sample=unit_is_sample)
 
     def add_samples(
         self, squares: Tensor, elements: int, samples: int, *, rho: Any, unit_is_sample: bool

@@ -24,33 +24,24 @@ loss already; it is added up over backward calls, and its square is the statisti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from virtualgrad.compiling import fixed, never_traced
-from virtualgrad.errors import OperatorError
 from virtualgrad.operators import kernels
-from virtualgrad.operators.base import Operator, SiteState, StatefulOperator, require_shape
-from virtualgrad.operators.compiled import Compiled
+from virtualgrad.operators.base import Operator, SiteState, StatefulOperator
+from virtualgrad.operators.rms_compiled import InCompiledPass
+from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
 from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
 from virtualgrad.operators.running_sites import RunningSites
-from virtualgrad.operators.statistic import accumulated, root_of_squares, sum_of_squares
+from virtualgrad.operators.statistic import (
+    accumulated,
+    root_of_squares,
+    squares_added,
+)
 from virtualgrad.sites import Layout, Site
-
-
-@dataclass(frozen=True)
-class RMSSettings:
-    """The numbers of Algorithm 1 at one site: s, rho and eps; and the factor of the loss."""
-
-    scale: Any = 1.0  # numbers, or tensors in a compiled pass
-    rho: Any = 0.9
-    eps: Any = 1e-6
-    loss_scale: Any = 1.0
 
 
 class RMS(StatefulOperator):
@@ -83,7 +74,8 @@ class RMS(StatefulOperator):
         loss_reduction: str = "mean",
         settings: Callable[[Site], RMSSettings] | None = None,
     ) -> None:
-        self._sites = RunningSites()
+        self.sites = RunningSites()
+        self.epoch = 0  # commits and rollbacks so far
         numbers = RMSSettings(scale, rho, eps)
         self.settings = settings or (lambda site: numbers)
         # By the key of a site: all that a commit knows of one that was compiled.
@@ -98,21 +90,11 @@ class RMS(StatefulOperator):
 
     def at(self, site: Site, sigma: Tensor) -> Operator:
         """As in Algorithm 1, with s, rho and eps as tensors: a change needs no compilation."""
-        if self.ranks is not None and not self.stale:
-            _refuse_ranks(site.key)
-        numbers = self.settings(site)
-        tensors = RMSSettings(
-            _as_tensor(numbers.scale),
-            _as_tensor(numbers.rho),
-            _as_tensor(numbers.eps),
-            _as_tensor(numbers.loss_scale),
-        )
-        layout = self._layout(site)
-        return _AtSite(self, tensors, sigma.reshape(layout.view).stride())
+        return InCompiledPass(self, site, sigma)
 
     def transform(self, g: Tensor, site: Site, numbers: RMSSettings) -> Tensor:
         """Return T(g) with given numbers, and prepare the new r."""
-        if self._learns_nothing(g):
+        if self.learns_nothing(g):
             return g
         running = self._find(g, site)
         viewed = g if running.view is None else g.reshape(running.view)
@@ -122,7 +104,7 @@ class RMS(StatefulOperator):
             product = _product(viewed, factor)
         return product if running.view is None else product.view(g.shape)
 
-    def _learns_nothing(self, g: Tensor) -> bool:
+    def learns_nothing(self, g: Tensor) -> bool:
         """Whether g is of an expert that got no rows: nothing to learn, nothing to divide."""
         return g.numel() == 0 and (self.stale or self.ranks is None)
 
@@ -139,21 +121,41 @@ class RMS(StatefulOperator):
             return None
         return self._gather(running, g, self.settings(site))
 
+    def again(self, g: Tensor, earlier: Tensor, site: Site) -> Tensor:
+        """Return T(g) of a further pass through a graph that has brought ``earlier`` already.
+
+        The two are parts of one gradient, not those of two micro-batches: r gets the square of
+        their sum, in place of the square of the first, and no sample is counted twice.
+        """
+        if self.learns_nothing(g) or type(self).__call__ is not RMS.__call__:
+            return self(g, site)
+        numbers = self.settings(site)
+        running = self._find(g, site)
+        together = self.ranks is not None and not self.stale  # the sums are those of all ranks
+        if not running.sampled or running.compiled is not None or together:
+            return self.transform(g, site, numbers)
+        viewed, before = (
+            t if running.view is None else t.reshape(running.view) for t in (g, earlier)
+        )
+        running.add_to_last(squares_added(viewed, before, running.averaged))
+        factor = self._factor_of(running, numbers).view(running.broadcast_shape)
+        return _product(viewed, factor).view(g.shape)
+
     def _find(self, g: Tensor, site: Site) -> Running:
         """What is kept for a site that an eager pass has come to."""
-        running = self._sites.kept.get(site.key)
+        running = self.sites.kept.get(site.key)
         if running is None or running.site is not site or running.r.device != g.device:
             running = self._begin(g, site)
         return running
 
     def _begin(self, g: Tensor, site: Site) -> Running:
         """What is kept for a site that is new, or that has another shape than before."""
-        layout = self._layout(site)
+        layout = self.layout_at(site)
         viewed = g.reshape(layout.view)
         axes = layout.averaged_axes(self.share_positions)
         like = viewed[tuple(0 if axis in axes else slice(None) for axis in range(viewed.dim()))]
-        running = self._sites.find_or_begin(site.key, like, g.dtype)
-        _require_shape(site.key, like.shape, running.r.shape)
+        running = self.sites.find_or_begin(site.key, like, g.dtype)
+        require_same_shape(site.key, like.shape, running.r.shape)
         running.site = site
         running.view = None if layout.view == tuple(g.shape) else layout.view
         running.averaged = axes
@@ -191,15 +193,15 @@ class RMS(StatefulOperator):
         running.rho, running.loss_scale = numbers.rho, self.loss_scale
         if running.compiled is not None:  # eager and compiled passes in turn: one way of counting
             counts = (running.elements_of_pass, running.samples_of_pass)
-            self._add(
-                running.compiled,
+            running.compiled.add(
                 g,
                 running.averaged,
                 counts=counts if running.sampled else None,
                 rho=numbers.rho,
                 loss_scale=self.loss_scale,
+                unit_is_sample=self.unit_is_sample,
             )
-            return _factor(running.r if self.stale else running.compiled.candidate, numbers)
+            return factor_by(running.r if self.stale else running.compiled.candidate, numbers)
         now = None if self.stale else self.ranks  # T needs the new r of all ranks
         if running.sampled:
             brought = (
@@ -211,6 +213,10 @@ class RMS(StatefulOperator):
         else:
             gradient = accumulated(g)
             running.add_gradient(gradient if now is None else now.mean(gradient))
+        return self._factor_of(running, numbers)
+
+    def _factor_of(self, running: Running, numbers: RMSSettings) -> Tensor:
+        """S / sqrt(r + eps), r of before or updated."""
         if not self.stale:
             return running.updated().add_(numbers.eps).rsqrt_().mul_(numbers.scale)
         wanted = (numbers.scale, numbers.eps)
@@ -219,63 +225,12 @@ class RMS(StatefulOperator):
             running.factor_of = wanted
         return running.factor
 
-    def transform_compiled(
-        self, g: Tensor, site: Site, numbers: RMSSettings, strides: tuple[int, ...]
-    ) -> Tensor:
-        """The same in a compiled pass.
-
-        Asked for its strides, a g makes torch.compile copy it, and all that is made of it, into
-        contiguous memory. So those of sigma are given.
-        """
-        if self._learns_nothing(g):
-            return g
-        key, layout = site.key, self._layout(site)
-        viewed = g.reshape(layout.view)
-        axes = layout.averaged_axes(self.share_positions)
-        kept = [axis for axis in range(len(layout.view)) if axis not in axes]
-        shape = tuple([fixed(layout.view[axis]) for axis in kept])
-        kept_strides = tuple([fixed(strides[axis]) for axis in kept])
-        gradient = tuple([fixed(n) for n in layout.view]) if layout.sample_axis is None else None
-        name = self._sites.begin_compiled(key, shape, kept_strides, gradient, g.dtype, g.device)
-        compiled: Compiled = getattr(self._sites, name)
-        if tuple(compiled.r.shape) != shape:
-            _require_shape(key, shape, tuple([fixed(n) for n in compiled.r.shape]))
-        counts = (prod([layout.view[axis] for axis in axes]), layout.samples)
-        self._add(
-            compiled,
-            viewed,
-            axes,
-            counts=None if layout.sample_axis is None else counts,
-            rho=numbers.rho,
-            loss_scale=numbers.loss_scale,
-        )
-        factor = _factor(compiled.r if self.stale else compiled.candidate, numbers)
-        factor = factor.reshape(layout.broadcast_shape(self.share_positions))
-        return (viewed * factor).to(g.dtype).reshape(g.shape)
-
-    def _add(
-        self,
-        compiled: Compiled,
-        g: Tensor,
-        axes: tuple[int, ...],
-        *,
-        counts: tuple[int, int] | None,
-        rho: Any,
-        loss_scale: Any,
-    ) -> None:
-        """Add g to what a compiled site has got; ``counts`` (e, m) are None without samples."""
-        if counts is None:
-            compiled.add_gradient(accumulated(g) / loss_scale, axes, rho=rho)
-        else:
-            squares = sum_of_squares(g, axes) / loss_scale**2
-            compiled.add_samples(squares, *counts, rho=rho, unit_is_sample=self.unit_is_sample)
-
-    def _layout(self, site: Site) -> Layout:
+    def layout_at(self, site: Site) -> Layout:
         """The site's layout; with all rows alike if its r was begun so (picked rows)."""
         rows = site.layout.rows
         if rows is None:
             return site.layout
-        begun_with_rows = self._sites.shape_of(site.key) == rows.state_shape(self.share_positions)
+        begun_with_rows = self.sites.shape_of(site.key) == rows.state_shape(self.share_positions)
         return rows if begun_with_rows else site.layout
 
     # ---------------------------------------------------------------- the transaction
@@ -283,11 +238,11 @@ class RMS(StatefulOperator):
     @property
     def state(self) -> dict[str, SiteState]:
         """Site -> its r as of the last commit."""
-        return {key: {"r": site.r} for key, site in self._sites.kept.items() if site.committed}
+        return {key: {"r": site.r} for key, site in self.sites.kept.items() if site.committed}
 
     @state.setter
     def state(self, state: dict[str, SiteState]) -> None:
-        sites = self._sites.kept
+        sites = self.sites.kept
         for key in [key for key in sites if key not in state]:  # as if never seen
             if sites[key].compiled is None:
                 del sites[key]
@@ -308,7 +263,7 @@ class RMS(StatefulOperator):
         """Make what was gathered that of all ranks; in the backward pass already if not stale."""
         if self.ranks is None or not self.stale:
             return
-        sites = self._sites.kept
+        sites = self.sites.kept
         compiled = [(key, site) for key, site in sites.items() if site.compiled is not None]
         for key, site in compiled:
             site.unit_is_sample, site.rho = self.unit_is_sample, self.rho_at(key)
@@ -321,20 +276,22 @@ class RMS(StatefulOperator):
 
     def commit(self) -> None:
         """Update r at every site that a backward pass has reached."""
-        sites = list(self._sites.kept.values())
+        self.epoch += 1
+        sites = list(self.sites.kept.values())
         commit_all(sites)
         renew_factors(sites)
 
     def rollback(self) -> None:
         """Forget what the backward calls since the last commit have brought."""
-        rollback_all(list(self._sites.kept.values()))
+        self.epoch += 1
+        rollback_all(list(self.sites.kept.values()))
 
     def scale_was(self, loss_scale: float) -> bool:
         """Be told of the loss's factor after the backward pass; whether that is not too late.
 
         It is where T did not need the new r, and no compiled pass has written it already.
         """
-        sites = [site for site in self._sites.kept.values() if site.reached]
+        sites = [site for site in self.sites.kept.values() if site.reached]
         if not self.stale or any(site.compiled is not None for site in sites):
             return False
         for site in sites:
@@ -343,57 +300,12 @@ class RMS(StatefulOperator):
 
     def has_prepared(self) -> bool:
         """Whether a backward pass may have reached a site since the last commit."""
-        return any(site.reached for site in self._sites.kept.values())
+        return any(site.reached for site in self.sites.kept.values())
 
     def witnesses(self) -> list[tuple[str, Tensor]]:
         """Of every site that was reached, what is finite if its g was."""
-        sites = self._sites.kept.items()
+        sites = self.sites.kept.items()
         return [(key, site.witness()) for key, site in sites if site.reached]
-
-
-def _require_shape(key: str, found: Sequence[int], kept: Sequence[int]) -> None:
-    require_shape(
-        key,
-        found,
-        kept,
-        "pass share_positions=True, which keeps one r per output channel for inputs of any size, "
-        "or keep the size of the inputs fixed",
-    )
-
-
-@never_traced("virtualgrad: on several processes a compiled model needs stale=True")
-def _refuse_ranks(key: str) -> None:
-    raise OperatorError.of(
-        given=f"r updated first at {key}, in a compiled pass on several processes",
-        allowed="stale=True there: T would need the other processes in the middle of it",
-        todo="pass stale=True, or do not compile",
-    )
-
-
-class _AtSite:
-    """RMS with fixed numbers, the factor of the loss among them, for a sigma of some strides."""
-
-    loss_scale = 1.0
-
-    def __init__(self, rms: RMS, numbers: RMSSettings, strides: tuple[int, ...]) -> None:
-        self.rms = rms
-        self.numbers = numbers
-        self.strides = strides
-
-    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
-        return self.rms.transform_compiled(g, site, self.numbers, self.strides)
-
-
-def _factor(r: Tensor, numbers: RMSSettings) -> Tensor:
-    """S / sqrt(r + eps)."""
-    factor: Tensor = numbers.scale * torch.rsqrt(r + numbers.eps)
-    return factor
-
-
-def _as_tensor(number: Any) -> Tensor:
-    if isinstance(number, Tensor):
-        return number
-    return torch.full((), number, dtype=torch.float64)
 
 
 def _product(g: Tensor, factor: Tensor) -> Tensor:

@@ -88,6 +88,11 @@ class Running:
         self.elements += elements
         self.samples += samples
 
+    def add_to_last(self, squares: Tensor) -> None:
+        """Add to the sum of squares of samples that are counted already."""
+        assert self.norm is not None
+        self.norm = (self.norm.square() + squares).clamp_(min=0).sqrt_()
+
     def add_gradient(self, g: Tensor) -> None:
         """Take in a g without a sample axis."""
         self.gradient = g.clone() if self.gradient is None else self.gradient + g

@@ -27,6 +27,13 @@ def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
     return norm
 
 
+def squares_added(g: Tensor, before: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Sum of |before + g|^2 - |before|^2 over some axes."""
+    g, before = accumulated(g), accumulated(before)
+    product = g * (g + 2 * before).conj()
+    return (product.real if product.is_complex() else product).sum(axes)
+
+
 def mean_square(gradient: Tensor, averaged: tuple[int, ...]) -> Tensor:
     """The statistic of a g without a sample axis: its square, averaged over shared positions."""
     square = gradient.abs().square() if gradient.is_complex() else gradient.square()

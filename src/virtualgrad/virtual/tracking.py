@@ -18,7 +18,8 @@ class Pass:
 
     The graph holds it, so it also ends when a graph is thrown away without a backward pass.
     ``loss_scale`` is the factor of the loss (a GradScaler's), ``ranks`` the number of processes
-    that share the batch.
+    that share the batch. ``kept`` has the g that backward passes have brought to a site while they
+    kept the graph, and the epoch of T in which they did.
     """
 
     batch_size: int | None
@@ -27,6 +28,7 @@ class Pass:
     consumed: bool = False
     loss_scale: float = 1.0
     ranks: int = 1
+    kept: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Transform:
         """Return T(g); the pass is consumed by it."""
         if not torch.compiler.is_compiling():
             self.current.consumed = True
+            earlier = self._earlier()
+            self._keep(g, earlier)
+            if earlier is not None:
+                again: Tensor = self.operator.again(g, earlier, self.site)  # type: ignore[attr-defined]
+                return again
         scale = self.current.loss_scale
         knows = getattr(self.operator, "loss_scale", None) is not None
         if scale == 1 or knows or self.operator is identity:
@@ -83,7 +90,24 @@ class Transform:
         If there is one, it stands for the call of this: the pass is consumed by it.
         """
         factor_of = getattr(self.operator, "row_factor", None)
-        factor: Tensor | None = None if factor_of is None else factor_of(g, self.site, axis)
+        if factor_of is None or self._earlier() is not None:
+            return None
+        factor: Tensor | None = factor_of(g, self.site, axis)
         if factor is not None:
             self.current.consumed = True
+            self._keep(g, None)
         return factor
+
+    def _earlier(self) -> Tensor | None:
+        """What this graph has brought to the site since the last commit, if it was kept."""
+        kept = self.current.kept.get(self.site.key)
+        if kept is None or kept[0] != getattr(self.operator, "epoch", None):
+            return None
+        return kept[1]
+
+    def _keep(self, g: Tensor, earlier: Tensor | None) -> None:
+        """Note g for a further pass through the graph, if there may be one (``retain_graph``)."""
+        epoch = getattr(self.operator, "epoch", None)
+        if epoch is not None and torch._C._autograd._get_current_graph_task_keep_graph():
+            whole = g.clone() if earlier is None else earlier + g
+            self.current.kept[self.site.key] = (epoch, whole)

@@ -1,0 +1,89 @@
+"""RMS in a compiled pass: no host in the backward pass, so all that it asks for is read before."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from virtualgrad.compiling import fixed, never_traced
+from virtualgrad.errors import OperatorError
+from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
+from virtualgrad.sites import Site
+
+if TYPE_CHECKING:
+    from virtualgrad.operators.compiled import Compiled
+    from virtualgrad.operators.rms import RMS
+
+
+class InCompiledPass:
+    """RMS at one site, with its numbers as they are in this forward pass, as tensors.
+
+    Asked for its strides, a g makes torch.compile copy it, and all that is made of it, into
+    contiguous memory. So those of sigma are read.
+
+    Args:
+        rms: the operator.
+        site: where.
+        sigma: its value there.
+    """
+
+    loss_scale = 1.0  # known: it is among the numbers
+
+    def __init__(self, rms: RMS, site: Site, sigma: Tensor) -> None:
+        if rms.ranks is not None and not rms.stale:
+            _refuse_ranks(site.key)
+        numbers = rms.settings(site)
+        self.rms = rms
+        self.numbers = RMSSettings(
+            _as_tensor(numbers.scale),
+            _as_tensor(numbers.rho),
+            _as_tensor(numbers.eps),
+            _as_tensor(numbers.loss_scale),
+        )
+        self.strides = sigma.reshape(rms.layout_at(site).view).stride()
+
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        """Return s g / sqrt(r + eps), and write the candidate of the new r."""
+        rms, numbers, layout = self.rms, self.numbers, self.rms.layout_at(site)
+        if rms.learns_nothing(g):
+            return g
+        viewed = g.reshape(layout.view)
+        axes = layout.averaged_axes(rms.share_positions)
+        kept = [axis for axis in range(len(layout.view)) if axis not in axes]
+        shape = tuple([fixed(layout.view[axis]) for axis in kept])
+        strides = tuple([fixed(self.strides[axis]) for axis in kept])
+        gradient = tuple([fixed(n) for n in layout.view]) if layout.sample_axis is None else None
+        name = rms.sites.begin_compiled(site.key, shape, strides, gradient, g.dtype, g.device)
+        compiled: Compiled = getattr(rms.sites, name)
+        if tuple(compiled.r.shape) != shape:
+            require_same_shape(site.key, shape, tuple([fixed(n) for n in compiled.r.shape]))
+        counts = (prod([layout.view[axis] for axis in axes]), layout.samples)
+        compiled.add(
+            viewed,
+            axes,
+            counts=None if layout.sample_axis is None else counts,
+            rho=numbers.rho,
+            loss_scale=numbers.loss_scale,
+            unit_is_sample=rms.unit_is_sample,
+        )
+        factor = factor_by(compiled.r if rms.stale else compiled.candidate, numbers)
+        factor = factor.reshape(layout.broadcast_shape(rms.share_positions))
+        return (viewed * factor).to(g.dtype).reshape(g.shape)
+
+
+@never_traced("virtualgrad: on several processes a compiled model needs stale=True")
+def _refuse_ranks(key: str) -> None:
+    raise OperatorError.of(
+        given=f"r updated first at {key}, in a compiled pass on several processes",
+        allowed="stale=True there: T would need the other processes in the middle of it",
+        todo="pass stale=True, or do not compile",
+    )
+
+
+def _as_tensor(number: Any) -> Tensor:
+    if isinstance(number, Tensor):
+        return number
+    return torch.full((), number, dtype=torch.float64)

@@ -1,0 +1,39 @@
+"""The numbers of Algorithm 1 at a site, and what both kinds of pass make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from virtualgrad.operators.base import require_shape
+
+
+@dataclass(frozen=True)
+class RMSSettings:
+    """The numbers of Algorithm 1 at one site: s, rho and eps; and the factor of the loss."""
+
+    scale: Any = 1.0  # numbers, or tensors in a compiled pass
+    rho: Any = 0.9
+    eps: Any = 1e-6
+    loss_scale: Any = 1.0
+
+
+def factor_by(r: Tensor, numbers: RMSSettings) -> Tensor:
+    """S / sqrt(r + eps)."""
+    factor: Tensor = numbers.scale * torch.rsqrt(r + numbers.eps)
+    return factor
+
+
+def require_same_shape(key: str, found: Sequence[int], kept: Sequence[int]) -> None:
+    """Raise if the r of a site has another shape than its sigma needs now."""
+    require_shape(
+        key,
+        found,
+        kept,
+        "pass share_positions=True, which keeps one r per output channel for inputs of any size, "
+        "or keep the size of the inputs fixed",
+    )
