@@ -51,8 +51,11 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
     assert [record.seed for record in load_records(tmp_path)] == [0, 1, 2]
 
 
-def test_an_empty_folder_is_named(tmp_path):
-    with pytest.raises(RecordError, match="'empty' without records"):
+def test_an_empty_or_missing_folder_is_named(tmp_path):
+    with pytest.raises(RecordError, match="empty', which does not exist"):
+        load_records(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecordError, match="empty', without records of runs"):
         load_records(tmp_path / "empty")
 
 

@@ -177,3 +177,13 @@ def test_other_refusals():
             range_test(parabola(), half_square, empty)
     with pytest.raises(LossError, match="shape"):
         range_test(parabola(), lambda output, target: output.repeat(2, 1), [(X, Y)])
+
+
+def test_a_loss_that_only_grew_is_said_so():
+    curve = RangeCurve(0.01, (1e-4, 1e-3, 1e-2), (1.0, 2.0, 3.0), (1.0, 1.5, 2.0), diverged=False)
+    assert "no rate of this range lowers it" in str(RangeTest((curve,)))
+
+
+def test_a_loss_that_still_fell_is_said_so():
+    curve = RangeCurve(0.01, (1e-4, 1e-3, 1e-2), (3.0, 2.0, 1.0), (3.0, 2.0, 1.0), diverged=False)
+    assert "take a larger lr_max" in str(RangeTest((curve,)))

@@ -38,7 +38,10 @@ def errors_told(console: Console, when_stopped: str) -> Iterator[None]:
     try:
         yield
     except (VirtualGradError, OSError) as error:
-        say(Console(stderr=True), str(error), "red")
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None:  # the system's own words
+            text = f"{error.filename}: {error.strerror}. Choose another place, or make room there."
+        say(Console(stderr=True), text, "red")
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         say(console, when_stopped)

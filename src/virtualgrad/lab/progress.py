@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -12,6 +13,8 @@ from virtualgrad.lab.console import Bars, say
 from virtualgrad.lab.run import Run
 
 SECONDS_BETWEEN_LINES = 15
+SECONDS_OF_SPEED = 30
+"""Speed and time left go by the last so many seconds: other programs come and go."""
 
 
 class Display(Bars):
@@ -21,16 +24,18 @@ class Display(Bars):
         super().__init__(console)
         self.title = title
         self.steps = steps
-        self._begin = self._last_line = time.monotonic()
-        self._first_step: int | None = None
+        self._last_line = time.monotonic()
+        self._recent: deque[tuple[float, int]] = deque()  # (time, step) of the last half minute
         self._task = self.progress.add_task(title, total=steps, state="")
 
     def update(self, runs: Sequence[Run]) -> None:
         """Show where the runs are."""
         step, now = runs[0].step, time.monotonic()
-        if self._first_step is None:
-            self._first_step, self._begin = step, now
-        made, seconds = step - self._first_step, now - self._begin
+        self._recent.append((now, step))
+        while now - self._recent[1 % len(self._recent)][0] > SECONDS_OF_SPEED:
+            self._recent.popleft()
+        begin, first = self._recent[0]
+        made, seconds = step - first, now - begin
         state = _losses(runs)
         if made and seconds > 0:
             state.append(f"{made * len(runs) / seconds:,.0f} steps/s")

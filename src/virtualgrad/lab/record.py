@@ -115,7 +115,8 @@ def load_records(folder: Path) -> list[Record]:
     paths = sorted(folder.glob("*-seed*.json"))
     if not paths:
         raise RecordError.of(
-            given=f"the folder {folder.name!r} without records of runs",
+            given=f"the folder {str(folder)!r}, "
+            + ("without records of runs" if folder.exists() else "which does not exist"),
             allowed="a folder with files such as mlp-svgd-seed0.json",
             todo="run `virtualgrad reproduce` with --out set to it first",
         )

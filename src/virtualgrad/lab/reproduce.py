@@ -32,6 +32,9 @@ from virtualgrad.lab.snapshot import drop_snapshot, resumed, save_snapshot
 
 SECONDS_BETWEEN_SNAPSHOTS = 20
 
+SMALL_BATCH = 32
+"""Products of so few rows gain nothing by a second thread, and wait for it on a busy machine."""
+
 DATA: dict[str, Callable[[], ImageData]] = {"mnist": load_mnist, "cifar10": load_cifar10}
 """Name of a recipe's data -> loads it."""
 
@@ -66,6 +69,8 @@ def make_runs(job: Job, console: Console) -> list[Record]:
         KeyboardInterrupt: Ctrl-C was pressed; records and states are saved.
     """
     data, setup = load_data(job.recipe.data, console), job.setup
+    if setup.device.type == "cpu" and job.recipe.batch_size <= SMALL_BATCH:
+        torch.set_num_threads(1)
     held_out = evaluation_set(data, setup.device, job.recipe.test_batch, setup.channels_last)
     records = []
     for optimizer in job.optimizers:

@@ -47,6 +47,12 @@ class RangeCurve:
         return self.lr[self.smoothed.index(self.lowest)]
 
     @property
+    def has_minimum(self) -> bool:
+        """Whether the loss was lowest inside the range, and not at one of its ends."""
+        at = self.smoothed.index(self.lowest)
+        return at > 0 and (at < len(self.smoothed) - 1 or self.diverged)
+
+    @property
     def lr_suggested(self) -> float:
         """A tenth of it, a usual choice: a rate that is kept must be safer than one passed by."""
         return self.lr_lowest / MARGIN
@@ -111,7 +117,21 @@ class RangeTest:
             for row in cells
         ]
         lines.insert(1, "-" * len(lines[0]))
-        return "\n".join([*lines, "", f"best: lr={self.best.lr:.2g}, scale={self.best.scale:g}"])
+        return "\n".join(
+            [*lines, "", f"best: lr={self.best.lr:.2g}, scale={self.best.scale:g}", *self._doubts()]
+        )
+
+    def _doubts(self) -> list[str]:
+        """What speaks against the best settings, in a sentence each."""
+        curve = min(self.curves, key=lambda one: one.lowest)
+        if curve.lr_lowest == curve.lr[0]:
+            return [
+                "The loss only grew: no rate of this range lowers it. Take a smaller lr_min, more "
+                "steps, or a model that is not trained yet."
+            ]
+        if not curve.has_minimum:
+            return ["The loss still fell at the last rate: take a larger lr_max."]
+        return []
 
     __repr__ = __str__
 

@@ -121,7 +121,8 @@ def print_ranks(rows: Sequence[RankRow], console: Console) -> None:
 def summary(rows: Sequence[RankRow]) -> str:
     """One sentence on what was measured of a network on some number of ranks."""
     ratios = [f"{TITLES[r.optimizer]} {r.ratio_to_sgd:.2f}" for r in rows if r.reduction_ratio]
-    return f"{network_title(rows[0].model)}, {rows[0].ranks} ranks: x SGD: {', '.join(ratios)}"
+    ranks = f"{rows[0].ranks} rank{'s' if rows[0].ranks > 1 else ''}"
+    return f"{network_title(rows[0].model)}, {ranks}: x SGD: {', '.join(ratios)}"
 
 
 def crowded(ranks: int, cores: int | None) -> bool:

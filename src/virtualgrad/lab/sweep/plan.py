@@ -75,9 +75,8 @@ class Sweep:
 def recipe_named(name: str) -> Recipe:
     """The recipe that is asked for."""
     if name not in RECIPES:
-        raise typer.BadParameter(
-            f"{name!r} is none of {', '.join(RECIPES)}", param_hint="the recipe"
-        )
+        found = f"{name!r} is none of" if name else "missing: choose one of"
+        raise typer.BadParameter(f"{found} {', '.join(RECIPES)}", param_hint="the recipe")
     return RECIPES[name]
 
 
