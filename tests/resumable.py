@@ -31,7 +31,7 @@ READINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(folder: Path, reading: str, end: Path, begin: Callable[[], object]) -> None:
+def train(folder: Path, reading: str, end: Path, tell: Callable[[], object]) -> None:
     """Train to the last step, from wherever it was; dropout and order of samples are random."""
     torch.manual_seed(0)
     images = torch.randn(60, 1, 6, 6)
@@ -53,7 +53,7 @@ def train(folder: Path, reading: str, end: Path, begin: Callable[[], object]) ->
             part.load_state_dict(latest.state[name])
         shuffle.set_state(latest.state["shuffle"])
         torch.set_rng_state(latest.state["rng"])
-    begin()
+    tell()
     while step < STEPS:
         begun = shuffle.get_state()  # of this epoch
         for number, (x, y) in enumerate(loader):
@@ -64,6 +64,7 @@ def train(folder: Path, reading: str, end: Path, begin: Callable[[], object]) ->
             optimizer.step()
             schedule.step()
             step += 1
+            tell()
             if step % BETWEEN_CHECKPOINTS == 0:
                 state = {name: part.state_dict() for name, part in parts.items()}
                 place = {"position": number + 1, "shuffle": begun, "rng": torch.get_rng_state()}
@@ -73,7 +74,7 @@ def train(folder: Path, reading: str, end: Path, begin: Callable[[], object]) ->
 
 
 def started(*arguments: Any) -> tuple[int, int]:
-    """Fork a process that trains; its id, and a pipe that tells when it has loaded and begins."""
+    """Fork a process that trains; its id, and a pipe that tells of its start and of every step."""
     begun, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -101,9 +102,9 @@ def kill_often(out: Path, reading: str, kills: int, moments: random.Random) -> l
     folder, end, left = out / "killed", out / "killed.pt", []
     while len(left) < kills:
         child, begun = started(folder, reading, end)
-        if moments.random() < 0.8:  # the others are killed while they load, too
+        for _ in range(moments.randrange(9)):  # with none, it is killed while it loads
             os.read(begun, 1)
-        time.sleep(moments.uniform(0, 8 * seconds_per_step))
+        time.sleep(moments.uniform(0, seconds_per_step))
         os.kill(child, signal.SIGKILL)  # nobody has waited for it: the number is still its own
         if ended(child, begun) == -signal.SIGKILL:
             latest = Checkpoints(folder).load()

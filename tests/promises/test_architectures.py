@@ -26,10 +26,12 @@ NAMED = """GPT-2|Llama|Qwen2|Qwen3|Mistral|BERT|RoBERTa|DistilBERT|T5|BART|ViT|S
 Whisper|wav2vec 2.0|CLIP|Mamba|Mixtral|DeiT|SegFormer""".replace("\n", "|").split("|")
 
 
-def assert_close(found: Tensor, expected: Tensor, tolerance: float, name: str) -> None:
-    """Relative to the whole tensor; written so that a NaN fails."""
+def assert_close(
+    found: Tensor, expected: Tensor, tolerance: float, name: str, rounding: float = 0.0
+) -> None:
+    """Relative to the whole tensor, and to a size of what is rounded; a NaN fails."""
     error = (found - expected).norm().item()
-    assert error <= tolerance * expected.norm().item(), (name, error)
+    assert error <= tolerance * expected.norm().item() + rounding, (name, error)
 
 
 def test_the_named_architectures_are_there() -> None:
@@ -69,9 +71,11 @@ def test_the_two_encapsulations_agree(name: str, share_positions: bool) -> None:
     expected = virtual_grad(expected_loss, trainable, rms, batch_size=BATCH)
     architecture.loss(plain, *architecture.batch()).backward()
     tolerance = 1e-10 if architecture.dtype == torch.float64 else 1e-5
+    # The bias of keys has no gradient, as softmax forgets it: what is left of it is rounding.
+    rounding = 1e-4 * tolerance * sum(gradient.norm().item() for gradient in expected)
     for (p_name, _), gradient in zip(trainable, expected, strict=True):
         found = by_ops.get_parameter(p_name).grad
-        assert_close(found, gradient, tolerance, p_name)
+        assert_close(found, gradient, tolerance, p_name, rounding)
         # T acts just where it should: the two could agree by doing nothing.
         untouched = torch.equal(found, plain.get_parameter(p_name).grad)
         assert untouched == p_name.endswith(architecture.uncovered), p_name

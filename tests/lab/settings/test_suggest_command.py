@@ -177,7 +177,7 @@ def test_a_folder_without_a_summary(tmp_path):
 
 def test_wrong_uses(tmp_path):
     assert "'nothing' is none of mlp" in run("suggest", "nothing", "--out", tmp_path).output
-    assert "'' is none of mlp" in run("suggest", "--out", tmp_path).output
+    assert "missing: choose one of mlp" in run("suggest", "--out", tmp_path).output
     result = run("suggest", "--table", "--out", tmp_path)
     assert result.exit_code == 1 and "without files such as" in result.output
     (tmp_path / "tiny-settings.json").write_text("{}")
