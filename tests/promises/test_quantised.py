@@ -134,23 +134,28 @@ def quantised_llama(layer_class: type[Int8Linear]) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["without params", "with params"])
-@pytest.mark.parametrize("layer_class", [Int8Linear, Int8ByFunction])
-def test_only_the_adapters_move(layer_class: type[Int8Linear], given: bool) -> None:
+def train_both(model: nn.Module, optimizer: SVGD, twin: Twin, steps: int) -> None:
+    """The same batches for a model and its twin."""
     architecture = ARCHITECTURES["Llama"]
-    model = quantised_llama(layer_class)
-    assert sum(p.dtype == torch.int8 for p in model.parameters()) == 14
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    twin = Twin(model)
-    params = [p for p in model.parameters() if p.requires_grad] if given else None
-    optimizer = SVGD(model, LR, scale=SCALE, weight_decay=0.0, params=params)
-    for step in range(4):
+    for step in range(steps):
         batch = architecture.batch(seed=step)
         optimizer.zero_grad()
         architecture.loss(model, *batch).backward()
         optimizer.step()
         twin.backward(architecture.loss(twin.model, *batch), BATCH)
         twin.optimizer.step()
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["without params", "with params"])
+@pytest.mark.parametrize("layer_class", [Int8Linear, Int8ByFunction])
+def test_only_the_adapters_move(layer_class: type[Int8Linear], given: bool) -> None:
+    model = quantised_llama(layer_class)
+    assert sum(p.dtype == torch.int8 for p in model.parameters()) == 14
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    twin = Twin(model)
+    params = [p for p in model.parameters() if p.requires_grad] if given else None
+    optimizer = SVGD(model, LR, scale=SCALE, weight_decay=0.0, params=params)
+    train_both(model, optimizer, twin, steps=4)
     after = model.state_dict()
     assert after.keys() == before.keys()
     for name, tensor in before.items():
@@ -166,17 +171,10 @@ def test_only_the_adapters_move(layer_class: type[Int8Linear], given: bool) -> N
 
 @pytest.mark.parametrize("layer_class", [Packed4bit, SubclassWeight])
 def test_other_ways_to_store_a_base(layer_class: type[Int8Linear]) -> None:
-    architecture = ARCHITECTURES["Llama"]
     model = quantised_llama(layer_class)
     before, twin = stored(model), Twin(model)
     optimizer = SVGD(model, LR, scale=SCALE)
-    for step in range(3):
-        batch = architecture.batch(seed=step)
-        optimizer.zero_grad()
-        architecture.loss(model, *batch).backward()
-        optimizer.step()
-        twin.backward(architecture.loss(twin.model, *batch), BATCH)
-        twin.optimizer.step()
+    train_both(model, optimizer, twin, steps=3)
     for name, tensor in stored(model).items():
         assert tensor.dtype == before[name].dtype
         assert torch.equal(tensor, before[name]) == ("lora_" not in name), name
@@ -184,7 +182,7 @@ def test_other_ways_to_store_a_base(layer_class: type[Int8Linear]) -> None:
         if "lora_" in name:
             expected = twin.model.get_parameter(name)
             torch.testing.assert_close(parameter, expected, rtol=1e-10, atol=1e-13, msg=name)
-    found = explain(quantised_llama(layer_class), **architecture.batch()[0])
+    found = explain(quantised_llama(layer_class), **ARCHITECTURES["Llama"].batch()[0])
     assert all(reason.startswith("frozen") for reason in found.uncovered.values())
 
 

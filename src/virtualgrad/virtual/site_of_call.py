@@ -12,7 +12,8 @@ from torch import Tensor
 
 from virtualgrad.compiling import fixed
 from virtualgrad.sites import Site, read_layout
-from virtualgrad.sites.functions import FunctionRule, broadcast
+from virtualgrad.sites.axes import broadcast
+from virtualgrad.sites.functions import FunctionRule
 from virtualgrad.virtual.calls import Call, Use
 from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters

@@ -1,0 +1,128 @@
+"""Which axes of sigma a parameter makes, by the op: one small function for each kind of op.
+
+The other axes of sigma count samples and positions (:mod:`.site`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Arguments = Mapping[str, Any]
+AxesOf = Callable[[int, str, Tensor, Arguments], set[int]]
+"""(rank of sigma, name of the argument, the argument, all arguments) -> axes of sigma it makes."""
+
+
+def broadcast(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """Axes along which an operand, aligned at the last axis, differs (size over 1, no expand)."""
+    first = rank - operand.dim()
+    sizes = zip(operand.shape, operand.stride(), strict=True)
+    return {first + i for i, (size, stride) in enumerate(sizes) if size > 1 and stride != 0}
+
+
+def every(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """All axes: sigma is made of the parameter alone."""
+    return set(range(rank))
+
+
+def last(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The last axis: features."""
+    return {rank - 1}
+
+
+def rows_or_last(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """Features; of a parameter that is the input, the axes before them."""
+    own = broadcast(rank, name, operand, arguments)
+    return own - {rank - 1} if name == "input" else {rank - 1}
+
+
+def channel(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The channel axis of (N, C, ...)."""
+    return {1} if operand.numel() > 1 and rank > 1 else set()
+
+
+def convolution(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The channel axis of (N, C, *space), or of (C, *space) without a batch."""
+    space = arguments["weight"].dim() - 2
+    return {rank - 1 - space}
+
+
+def normalized(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The trailing axes that layer and RMS norm scale element by element."""
+    return set(range(rank - operand.dim(), rank))
+
+
+def matmul(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """Rows of a left operand, columns of a right one, and its own batch axes."""
+    names = _matmul_names(arguments)
+    left, right = (arguments[key] for key in names)
+    if operand.dim() == 1:
+        return set()
+    if name == names[1]:
+        own, batch_rank = rank - 1, rank - (2 if left.dim() > 1 else 1)
+    else:
+        own, batch_rank = rank - (2 if right.dim() > 1 else 1), rank - (2 if right.dim() > 1 else 1)
+    batch = operand.flatten(-2)[..., 0] if operand.dim() > 2 else None
+    return {own} if batch is None else {own} | broadcast(batch_rank, name, batch, arguments)
+
+
+def _matmul_names(arguments: Arguments) -> tuple[str, str]:
+    for names in (("mat1", "mat2"), ("batch1", "batch2"), ("mat", "vec"), ("input", "mat2")):
+        if names[0] in arguments and names[1] in arguments:
+            return names
+    second = next(name for name in ("other", "vec", "vec2", "tensor") if name in arguments)
+    return "input", second
+
+
+def addmm(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """A matrix product with an addend that broadcasts."""
+    rule = broadcast if name == "input" else matmul
+    return rule(rank, name, operand, arguments)
+
+
+def einsum(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """Axes whose letter stands in the operand's subscripts (where it is not expanded)."""
+    inputs, arrow, output = arguments["equation"].replace(" ", "").partition("->")
+    mine = inputs.split(",")[int(name.removeprefix("operands[").removesuffix("]"))]
+    if not arrow:
+        letters = sorted(set(inputs) - set(",."))
+        once = "".join(letter for letter in letters if inputs.count(letter) == 1)
+        output = "..." + once if "..." in inputs else once
+    # An ellipsis stands for axes that are aligned at its end: write them as digits, last one "0".
+    in_ellipsis = operand.dim() - len(mine.replace("...", ""))
+    out_ellipsis = rank - len(output.replace("...", ""))
+    mine = mine.replace("...", "".join(str(i) for i in reversed(range(in_ellipsis))))
+    output = output.replace("...", "".join(str(i) for i in reversed(range(out_ellipsis))))
+    own = broadcast(operand.dim(), name, operand, arguments)
+    letters_of_own = {letter for axis, letter in enumerate(mine) if axis in own}
+    return {axis for axis, letter in enumerate(output) if letter in letters_of_own}
+
+
+def tensordot(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The operand's axes that are not contracted: first those of a, then those of b."""
+    contracted = arguments.get("dims", 2)
+    count = contracted if isinstance(contracted, int) else len(contracted[0])
+    kept = operand.dim() - count
+    return set(range(kept)) if name == "a" else set(range(rank - kept, rank))
+
+
+def concatenated(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """The operand's own axes along which it differs; the rest comes from its neighbours."""
+    return broadcast(rank, name, operand, arguments)
+
+
+def selected(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """All axes but the one that the index makes."""
+    return set(range(rank)) - {int(arguments["dim"]) % rank}
+
+
+def indexed(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
+    """All axes behind those of a single index tensor; all of them for any other index."""
+    index = arguments["index"]
+    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if isinstance(index, Tensor) and index.dtype not in (torch.bool, torch.uint8):
+        return set(range(index.dim(), rank))
+    return set(range(rank))
