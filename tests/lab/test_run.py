@@ -78,7 +78,9 @@ def test_evaluation_by_hand():
         run.train_step()
         assert not torch.equal(before[0], parameters(run)[0])
     run.advance(3)
-    run.evaluate(evaluation_set(data, CPU.device, 20, False))
+    held_out = evaluation_set(data, CPU.device, 20, False)
+    run.look(held_out)
+    run.note(held_out)
     logits = torch.cat([run.model(part) for part in (data.test_images / 255).reshape(2, 20, 16)])
     wrong = (logits.argmax(1) != data.test_labels).sum().item()
     curve = run.record.curve
@@ -86,7 +88,9 @@ def test_evaluation_by_hand():
     assert curve.train_loss == [pytest.approx(sum(losses) / 3)]
     assert curve.test_loss == [pytest.approx(F.cross_entropy(logits, data.test_labels).item())]
     assert curve.test_error == [pytest.approx(100 * wrong / 40)]
-    run.evaluate(evaluation_set(data, CPU.device, 20, False))
+    held_out = evaluation_set(data, CPU.device, 20, False)
+    run.look(held_out)
+    run.note(held_out)
     assert curve.train_loss[-1] == 0  # no step since the last look
 
 
@@ -106,7 +110,8 @@ def test_a_saved_state_goes_on_bit_by_bit(optimizer, at):
         later.advance(1)
     held_out = evaluation_set(tiny_data(), CPU.device, 20, False)
     for each in (run, later):
-        each.evaluate(held_out)
+        each.look(held_out)
+        each.note(held_out)
     assert all(map(torch.equal, parameters(run), parameters(later)))
     assert run.record.curve == later.record.curve and later.step == 4
 
@@ -160,7 +165,8 @@ def test_amp_is_autocast_to_bfloat16_in_the_forward_only(amp):
             seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
             return x.bfloat16()
 
-    assert run._forward(Look(), torch.ones(2, 2)).dtype == torch.float32
+    run.model = Look()
+    assert run._forward(torch.ones(2, 2)).dtype == torch.float32
     assert seen == [(amp, torch.bfloat16)] and not torch.is_autocast_enabled("cpu")
 
 

@@ -56,8 +56,15 @@ class Batches:
     """The training batches of one run."""
 
     def __init__(
-        self, data: ImageData, batch_size: int, seed: int, device: torch.device, channels_last: bool
+        self,
+        data: ImageData,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        channels_last: bool,
+        compiled: bool = False,
     ) -> None:
+        self._augment = torch.compile(augment, dynamic=False) if compiled else augment
         self.colour = _is_colour(data)
         first = HELD_OUT if data.name == "MNIST" else 0
         images = data.train_images[first:].to(device)
@@ -78,17 +85,27 @@ class Batches:
         count = len(self.labels)
         # order, row and column offset, flip: four numbers per sample of an epoch
         self._draws = torch.zeros(4, count, dtype=torch.int64, device=device)
+        self._ahead = torch.zeros(0, count, dtype=torch.int64)
+        self._epoch_ahead: int | None = None
 
     def seek(self, step: int) -> None:
         """Make the given step the next one."""
-        epoch, within = divmod(step, self.per_epoch)
+        self.draw_ahead(step)
+        _, within = divmod(step, self.per_epoch)
+        self._draws[: len(self._ahead)].copy_(self._ahead)
+        self.position.fill_(within * self.batch_size)
+
+    def draw_ahead(self, step: int) -> None:
+        """Draw on the host what the epoch of a step needs; :meth:`seek` brings it to the device."""
+        epoch = step // self.per_epoch
+        if epoch == self._epoch_ahead:
+            return
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         count = len(self.labels)
         draws = [torch.randperm(count, generator=generator)]
         if self.colour:
             draws += [torch.randint(0, high, (count,), generator=generator) for high in (4, 4, 2)]
-        self._draws[: len(draws)].copy_(torch.stack(draws))
-        self.position.fill_(within * self.batch_size)
+        self._ahead, self._epoch_ahead = torch.stack(draws), epoch
 
     def next(self) -> tuple[Tensor, Tensor]:
         """The next batch: images and labels."""
@@ -98,7 +115,7 @@ class Batches:
         images = self.images[order]
         if not self.colour:
             return images, labels
-        images = augment(images, rows, columns, flips.bool())
+        images = self._augment(images, rows, columns, flips.bool())
         if self.channels_last:
             images = images.to(memory_format=torch.channels_last)
         return images, labels

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+import torch._functorch.config as functorch_config
 
 from virtualgrad.lab.batches import EvaluationSet
 from virtualgrad.lab.run import Run
@@ -33,7 +34,11 @@ class Engine:
         self.steps = 0
         if runs[0].setup.compiled:
             torch._dynamo.reset()  # a compiler keeps no more than a few versions of a function
+            # Five runs of one network give five times the same graph: the compiler may remember it,
+            # though it holds Functions of our own.
+            functorch_config.autograd_cache_allow_custom_autograd_functions = True
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._looks: torch.cuda.CUDAGraph | None = None
         self._streams: list[torch.cuda.Stream] = []
         if self.device.type == "cuda":  # pragma: no cover - needs a GPU
             self._streams = [torch.cuda.Stream(self.device) for _ in runs]
@@ -67,9 +72,7 @@ class Engine:
                 for run in self.runs:
                     run.batches.seek(step)
             if step % recipe.evaluate_every == 0 or step == recipe.steps:
-                for run in self.runs:
-                    run.evaluate(held_out)
-                    run.record.ms_per_step = 1e3 * self.seconds / self.steps / len(self.runs)
+                self._evaluate(held_out)
                 on_evaluation()
             on_progress()
 
@@ -85,6 +88,26 @@ class Engine:
         for run in self.runs:
             run.set_learning_rate()
         self._graph = None
+
+    def _evaluate(self, held_out: EvaluationSet) -> None:
+        """Add a point to every learning curve."""
+        if self._streams:  # pragma: no cover - needs a GPU
+            self._look_on_gpu(held_out)
+        else:
+            for run in self.runs:
+                run.look(held_out)
+        for run in self.runs:
+            run.note(held_out)
+            run.record.ms_per_step = 1e3 * self.seconds / self.steps / len(self.runs)
+
+    def _look_on_gpu(self, held_out: EvaluationSet) -> None:  # pragma: no cover - needs a GPU
+        """Look at the test set with all runs at once: the first time eagerly, then by replays."""
+        if self._looks is not None:
+            self._looks.replay()
+            return
+        self._on_streams(lambda run: run.look(held_out))
+        torch.cuda.synchronize(self.device)
+        self._looks = self._captured(lambda run: run.look(held_out))
 
     def _make(self, most: int) -> None:
         """Make some steps of every run, at most so many, and take the time."""
@@ -109,23 +132,30 @@ class Engine:
         if self._graph is None:
             eager = min(EAGER_STEPS, count)
             for _ in range(eager):
-                self._step_on_streams()
+                self._on_streams(Run.train_step)
             left -= eager
             torch.cuda.synchronize(self.device)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._step_on_streams()
+            self._graph = self._captured(Run.train_step)
         for _ in range(left):
             self._graph.replay()
+        for run in self.runs:  # while the GPU works
+            run.batches.draw_ahead(run.step + count)
         return count
 
-    def _step_on_streams(self) -> None:  # pragma: no cover - needs a GPU
-        """One step of every run, each on a stream of its own."""
+    def _captured(self, work: Callable[[Run], None]) -> torch.cuda.CUDAGraph:  # pragma: no cover
+        """The same work of every run as one CUDA graph."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._on_streams(work)
+        return graph
+
+    def _on_streams(self, work: Callable[[Run], None]) -> None:  # pragma: no cover - needs a GPU
+        """The same work of every run, each on a stream of its own."""
         main = torch.cuda.current_stream(self.device)
         for run, stream in zip(self.runs, self._streams, strict=True):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                run.train_step()
+                work(run)
         for stream in self._streams:
             main.wait_stream(stream)
 

@@ -126,9 +126,9 @@ def hidden_matrices(model: nn.Module) -> list[Tensor]:
 
 def _adam(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     def make(model: nn.Module, lr: float, **options: Any) -> Optimizer:
-        # capturable keeps the step counter on the device, as a CUDA graph needs it
+        # fused is one kernel; capturable keeps the step counter on the device, as a graph needs it
         on_gpu = next(model.parameters()).is_cuda
-        return kind(model.parameters(), lr, capturable=on_gpu, **options)
+        return kind(model.parameters(), lr, capturable=on_gpu, fused=on_gpu or None, **options)
 
     return make
 

@@ -57,10 +57,12 @@ class Run:
         self.optimizer = OPTIMIZERS[self.tuned.method](
             self.model, self.tuned.lr[0], **self.tuned.options
         )
-        self._trained: Callable[[Tensor], Tensor] = self.model
+        self._training_loss: Callable[[Tensor, Tensor], Tensor] = self._loss
         if setup.compiled:
-            self._trained = torch.compile(self.model, fullgraph=True, dynamic=False)
-        self.batches = Batches(data, recipe.batch_size, seed, setup.device, setup.channels_last)
+            self._training_loss = torch.compile(self._loss, fullgraph=True, dynamic=False)
+        self.batches = Batches(
+            data, recipe.batch_size, seed, setup.device, setup.channels_last, setup.compiled
+        )
         self.penalized = [
             parameter
             for module in self.model.modules()
@@ -70,6 +72,8 @@ class Run:
         self.step = 0
         self._loss_sum = torch.zeros((), device=setup.device)
         self._losses = 0
+        self._test_loss = torch.zeros((), device=setup.device)
+        self._test_wrong = torch.zeros((), device=setup.device)
         settings = {
             "batch_size": recipe.batch_size,
             "steps": recipe.steps,
@@ -101,7 +105,7 @@ class Run:
         """One step, without a word to the host: it can be captured in a CUDA graph."""
         x, y = self.batches.next()
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self._forward(self._trained, x), y)
+        loss = self._training_loss(x, y)
         loss.backward()
         # d(l1 |w|)/dw = l1 sign(w): |w| is not linear, so its gradient stays untransformed.
         grads = [p.grad for p in self.penalized]
@@ -109,9 +113,12 @@ class Run:
         self.optimizer.step()
         self._loss_sum += loss.detach()
 
-    def _forward(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self._forward(x), y)
+
+    def _forward(self, x: Tensor) -> Tensor:
         with torch.autocast(self.setup.device.type, torch.bfloat16, enabled=self.setup.amp):
-            logits = network(x)
+            logits: Tensor = self.model(x)
         return logits.float()
 
     def advance(self, steps: int) -> None:
@@ -120,20 +127,23 @@ class Run:
         self._losses += steps
 
     @torch.no_grad()
-    def evaluate(self, held_out: EvaluationSet) -> None:
-        """Look at the test set, and add a point to the learning curve."""
-        loss = torch.zeros((), device=self.setup.device)
-        wrong = torch.zeros((), device=self.setup.device)
+    def look(self, held_out: EvaluationSet) -> None:
+        """Look at the test set, without a word to the host, as a step does."""
+        self._test_loss.zero_()
+        self._test_wrong.zero_()
         for x, y in held_out:
-            logits = self._forward(self.model, x)
-            loss += F.cross_entropy(logits, y, reduction="sum")
-            wrong += (logits.argmax(1) != y).sum()
+            logits = self._forward(x)
+            self._test_loss += F.cross_entropy(logits, y, reduction="sum")
+            self._test_wrong += (logits.argmax(1) != y).sum()
+
+    def note(self, held_out: EvaluationSet) -> None:
+        """Add to the learning curve what was seen in the last look."""
         count = len(held_out.labels)
         curve = self.record.curve
         curve.step.append(self.step)
         curve.train_loss.append(self._loss_sum.item() / max(self._losses, 1))
-        curve.test_loss.append(loss.item() / count)
-        curve.test_error.append(100 * wrong.item() / count)
+        curve.test_loss.append(self._test_loss.item() / count)
+        curve.test_error.append(100 * self._test_wrong.item() / count)
         self._loss_sum.zero_()
         self._losses = 0
 

@@ -148,6 +148,8 @@ class Site:
 
     def only(self, *names: str) -> Site:
         """The same site as seen by some of its parameters: the pairs (i, j) of the paper."""
+        if names == self.parameters:
+            return self
         kept = [(p, r) for p, r in zip(self.parameters, self.roles, strict=True) if p in names]
         parameters, roles = zip(*kept, strict=True)
         return replace(self, parameters=parameters, roles=roles)

@@ -33,13 +33,25 @@ class Use:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a torch function that is linear in tracked parameters."""
+    """A call of a torch function that is linear in tracked parameters.
+
+    Attributes:
+        function: the torch function.
+        rule: where it is linear.
+        args: its arguments by position.
+        kwargs: and by name.
+        bound: all of them by name.
+        tensors: those that are tensors, or hold some, in order.
+        uses: the tracked parameters in which it is linear here.
+        key: name of sigma.
+    """
 
     function: Any
     rule: FunctionRule
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     bound: dict[str, Any]
+    tensors: list[Tensor]
     uses: list[Use]
     key: str
 

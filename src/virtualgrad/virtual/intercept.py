@@ -209,7 +209,8 @@ class Intercept(TorchFunctionMode):
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         bound = rule.bind(args, kwargs)
-        uses = uses_in(rule, bound, (args, kwargs), self.tracked)
+        tensors = tensors_in((args, kwargs))
+        uses = uses_in(rule, bound, tensors, self.tracked)
         if not uses:
             return self._other(func, args, kwargs)
         if torch._C._are_functorch_transforms_active():
@@ -219,7 +220,7 @@ class Intercept(TorchFunctionMode):
                 todo="call optimizer.detach(), or transform a copy.deepcopy of the model",
             )
         key = key_of(rule, bound, self.tracked, self.path, self.passes.current)
-        return self._run_site(Call(func, rule, args, kwargs, bound, uses, key))
+        return self._run_site(Call(func, rule, args, kwargs, bound, tensors, uses, key))
 
     def _is_watched_by_others(self) -> bool:
         """Whether a second optimizer has parameters of this model: it must see the op as well."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from virtualgrad.errors import DoubleBackwardError
 
 CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
+CONTAINERS = (list, tuple, dict)
 
 
 class Transform(Protocol):
@@ -191,21 +192,32 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def hold_fixed(value: Any, fixed: Callable[[Tensor], bool]) -> Any:
     """Replace every tensor in (nested) arguments for which ``fixed`` holds by its detached self."""
-    if isinstance(value, Tensor):
-        return value.detach() if value.requires_grad and fixed(value) else value
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(hold_fixed(item, fixed) for item in value)
     if isinstance(value, dict):
-        return {key: hold_fixed(item, fixed) for key, item in value.items()}
-    return value
+        held = [hold_fixed(item, fixed) for item in value.values()]
+        return dict(zip(value, held, strict=True))
+    if type(value) not in (list, tuple):
+        return _held(value, fixed) if isinstance(value, Tensor) else value
+    items = []  # by a loop, not by a call for each item: a compiler pays for calls when it traces
+    for item in value:
+        if isinstance(item, Tensor):
+            items.append(_held(item, fixed))
+        else:
+            items.append(hold_fixed(item, fixed) if isinstance(item, CONTAINERS) else item)
+    return type(value)(items)
+
+
+def _held(tensor: Tensor, fixed: Callable[[Tensor], bool]) -> Tensor:
+    return tensor.detach() if tensor.requires_grad and fixed(tensor) else tensor
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in (nested) arguments, in order, each as often as it stands there."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    if isinstance(value, dict):
-        return [tensor for item in value.values() for tensor in tensors_in(item)]
-    return []
+    if not isinstance(value, CONTAINERS):
+        return [value] if isinstance(value, Tensor) else []
+    found: list[Tensor] = []
+    for item in value.values() if isinstance(value, dict) else value:  # a loop: as above
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, CONTAINERS):
+            found += tensors_in(item)
+    return found

@@ -77,6 +77,10 @@ class Plans:
             self._plans[situation] = plan
         return plan
 
+    def leave_out(self, plan: Plan) -> bool:
+        """Whether ``where`` has left all parameters of a site out."""
+        return self.operator is not identity and all([part is identity for _, part in plan])
+
     def _split(self, site: Site) -> Plan:
         """Split a site into parts with one operator each: by choice, then by parameter group."""
         groups: dict[Hashable, list[str]] = {}

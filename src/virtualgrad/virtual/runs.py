@@ -37,8 +37,15 @@ def run_once(
 
 def run_joined(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tensor:
     """Run any op: g goes back through main, T(g) through the shadows."""
-    main = call.main()
-    plan = plans.of(call, tuple(main.shape), batch_dim)
+    if call.rule.pull_back is None:
+        main = call.main()
+        plan = plans.of(call, tuple(main.shape), batch_dim)
+    else:  # a norm that counts its batches: it must run once, and is as large as its input
+        plan = plans.of(call, tuple(call.bound["input"].shape), batch_dim)
+        main = None
+    if torch.compiler.is_compiling() and plans.leave_out(plan):
+        return call.plain()  # the main one of before is dead code to a compiler
+    main = call.main() if main is None else main
     shadows = [call.shadow(part, call.args) for part, _ in plan]
     transforms = [Transform(operator, part, current, main) for part, operator in plan]
     sigma: Tensor = Join.apply(transforms, False, main, *shadows)

@@ -15,13 +15,12 @@ from virtualgrad.sites import Site, read_layout
 from virtualgrad.sites.axes import broadcast
 from virtualgrad.sites.functions import FunctionRule
 from virtualgrad.virtual.calls import Call, Use
-from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.tracking import Pass
 
 
 def uses_in(
-    rule: FunctionRule, bound: dict[str, Any], arguments: Any, tracked: TrackedParameters
+    rule: FunctionRule, bound: dict[str, Any], tensors: list[Tensor], tracked: TrackedParameters
 ) -> list[Use]:
     """Tracked parameters in which a call is linear: each stands in it once."""
     uses = []
@@ -31,7 +30,7 @@ def uses_in(
             uses.append(Use(argument, role, tensor, name, tracked.strided(tensor)))
     if not uses or not rule.is_linear(bound):
         return []
-    everywhere = [tracked.name_of(tensor) for tensor in tensors_in(arguments)]
+    everywhere = [tracked.name_of(tensor) for tensor in tensors]
     return [use for use in uses if everywhere.count(use.parameter) == 1]
 
 
@@ -76,10 +75,9 @@ def site_of(
     axes: set[int] = set()
     for use in call.uses:
         axes |= call.rule.axes(len(shape), use.argument, use.strided, call.bound)
-    operands = tensors_in((call.args, call.kwargs))
-    alone = all([tracked.is_parameter(tensor) for tensor in operands])
+    alone = all([tracked.is_parameter(tensor) for tensor in call.tensors])
     if alone:  # no samples but those along which a parameter was expanded
-        axes = _axes_of_all(call, operands, tracked, len(shape))
+        axes = _axes_of_all(call, tracked, len(shape))
     layout = read_layout(
         shape,
         frozenset(axes),
@@ -92,15 +90,13 @@ def site_of(
     return Site(call.key, call.rule.op, parameters, roles, True, shape, layout)
 
 
-def _axes_of_all(
-    call: Call, operands: list[Tensor], tracked: TrackedParameters, rank: int
-) -> set[int]:
+def _axes_of_all(call: Call, tracked: TrackedParameters, rank: int) -> set[int]:
     """Axes of sigma along which some operand differs, be the op linear in it or not."""
     axes: set[int] = set()
     linear = list(call.rule.operands(call.bound))
     for argument, _, tensor in linear:
         axes |= call.rule.axes(rank, argument, tracked.strided(tensor), call.bound)
-    for tensor in operands:
+    for tensor in call.tensors:
         if not any([tensor is other for _, _, other in linear]):
             axes |= broadcast(rank, "", tracked.strided(tensor), call.bound)
     return axes
