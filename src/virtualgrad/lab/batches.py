@@ -62,6 +62,7 @@ class Batches:
         seed: int,
         device: torch.device,
         channels_last: bool,
+        *,
         compiled: bool = False,
     ) -> None:
         self._augment = torch.compile(augment, dynamic=False) if compiled else augment

@@ -61,7 +61,12 @@ class Run:
         if setup.compiled:
             self._training_loss = torch.compile(self._loss, fullgraph=True, dynamic=False)
         self.batches = Batches(
-            data, recipe.batch_size, seed, setup.device, setup.channels_last, setup.compiled
+            data,
+            recipe.batch_size,
+            seed,
+            setup.device,
+            setup.channels_last,
+            compiled=setup.compiled,
         )
         self.penalized = [
             parameter
