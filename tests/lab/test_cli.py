@@ -148,7 +148,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("virtualgrad.lab.run.Run.evaluate", stop)
+        patch.setattr("virtualgrad.lab.run.Run.look", stop)
         result = run("reproduce", "tiny", "--seeds", 1, "--out", tmp_path)
     assert result.exit_code == 130 and "the same command with --resume" in result.output
     result = run("reproduce", "tiny", "--seeds", 1, "--out", tmp_path, "--resume")

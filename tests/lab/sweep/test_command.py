@@ -109,7 +109,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, no_plots):
 
     arguments = ("sweep", "tiny", "--trials", 1, "--seeds", 1, "--workers", 1, "--out", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("virtualgrad.lab.run.Run.evaluate", stop)
+        patch.setattr("virtualgrad.lab.run.Run.look", stop)
         result = run(*arguments)
     assert result.exit_code == 130 and "To go on: the same command" in result.output
     assert run(*arguments).exit_code == 0
