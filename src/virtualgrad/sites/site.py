@@ -17,7 +17,7 @@ Which axes of sigma mean what decides what T may average over. An axis of sigma 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 
@@ -152,7 +152,9 @@ class Site:
             return self
         kept = [(p, r) for p, r in zip(self.parameters, self.roles, strict=True) if p in names]
         parameters, roles = zip(*kept, strict=True)
-        return replace(self, parameters=parameters, roles=roles)
+        return Site(
+            self.key, self.op, parameters, roles, self.linear, self.shape, self.layout
+        )  # not by dataclasses.replace, which compilers trace slowly
 
     def state_elements(self, share_positions: bool = False) -> int:
         """How many numbers a statistic of g, such as the paper's r, holds at this site."""

@@ -1,13 +1,14 @@
 """Encapsulation 1, one call: a torch function that is linear in tracked parameters.
 
 A call can run as it is, with some tensors held fixed (:mod:`.ops` needs both halves), or, where the
-op has a Function of its own, in one forward.
+op has a Function of its own, in one forward. Both records are tuples: a compiler makes those at
+once, where it would trace the making of a dataclass line by line.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -20,8 +21,7 @@ from virtualgrad.virtual.ops import Transforms, hold_fixed
 from virtualgrad.virtual.products import PRODUCTS
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """One tracked parameter among the arguments of a torch function."""
 
     argument: str
@@ -31,8 +31,7 @@ class Use:
     strided: Tensor
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of a torch function that is linear in tracked parameters.
 
     Attributes:

@@ -13,7 +13,6 @@ before. A model calls it for every op, so the parts are plain attributes, with n
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -236,7 +235,7 @@ class Intercept(TorchFunctionMode):
             self._memories.add_left_out(call, self.path)
             return call.plain()
         if len(uses) < len(call.uses):
-            call = replace(call, uses=uses)
+            call = call._replace(uses=uses)
         plans, current, batch_dim = self._plans, self.passes.current, self.batch_dim
         # Compiled, the second forward of the general way is dead code, and costs nothing.
         general = torch.compiler.is_compiling() or self._is_watched_by_others()

@@ -1,6 +1,9 @@
 """The README's tables are those of the measured records, to the letter."""
 
+import json
+import re
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +17,7 @@ from virtualgrad.lab.report.sections import gather
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results" / "paper"
+REPEATED = ROOT / "results" / "repeated"
 READINGS, PRECISION = ROOT / "results" / "readings", ROOT / "results" / "precision"
 
 
@@ -49,6 +53,29 @@ def test_all_sixty_runs_are_finished_and_on_real_data() -> None:
     assert all(record.finished for record in records)
     assert {record.data["name"] for record in records} == {"MNIST", "CIFAR-10"}
     assert {record.environment["device"] for record in records} == {"NVIDIA H200"}
+
+
+def test_what_is_said_of_the_second_measurement_is_what_its_records_say() -> None:
+    assert len(load_records(REPEATED)) == 60
+    first, again = (
+        json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        for folder in (RESULTS, REPEATED)
+    )
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for optimizer in ("SVGD", "SGD"):
+        lowest = [f"{mean(again[name][optimizer.lower()]['lowest']):.2f}" for name in again]
+        mlp, vgg, resnet20 = lowest
+        given = re.search(rf"{optimizer} {mlp}.*? {vgg}.*? {resnet20} %", text)
+        assert given, (optimizer, lowest)
+    for name, shown_as in (("vgg", "+0.11 ± 0.20"), ("resnet20", "1.70 ± 0.12")):
+        pairs = [
+            a - b
+            for each in (first, again)
+            for a, b in zip(each[name]["svgd"]["lowest"], each[name]["sgd"]["lowest"], strict=True)
+        ]
+        change, error = mean(pairs), stdev(pairs) / len(pairs) ** 0.5
+        assert shown_as in {f"{change:+.2f} ± {error:.2f}", f"{-change:.2f} ± {error:.2f}"}
+        assert shown_as in text
 
 
 def test_the_command_updates_a_readme_in_its_place(tmp_path: Path) -> None:
