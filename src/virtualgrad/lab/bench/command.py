@@ -117,7 +117,8 @@ def bench(
     move would allow. docs/performance.md says more.
 
     Leaves summary.json, environment.json and ratio.png in the folder --out,
-    after every case; another call with the same --out adds to them.
+    after every case; another call with the same --out adds to them. Calls made
+    at once with the same --out compile side by side and measure in turns.
 
     Example: virtualgrad bench --models mlp,resnet20 --modes eager,graphed
     """

@@ -15,6 +15,7 @@ from virtualgrad.lab.bench.modes import Mode, Precision
 from virtualgrad.lab.bench.networks import Network
 from virtualgrad.lab.bench.rows import Row
 from virtualgrad.lab.bench.timing import Step, Timings, clock_of, interleave, reason
+from virtualgrad.lab.bench.turns import Turns
 from virtualgrad.lab.bench.work import Work, Workshop
 from virtualgrad.lab.optimizers import state_bytes
 
@@ -59,29 +60,33 @@ class _Made:
     timings: Timings = field(default_factory=Timings)
 
 
-def measure(case: Case, workshop: Workshop, on_block: OnBlock = lambda name: None) -> list[Row]:
+def measure(
+    case: Case,
+    workshop: Workshop,
+    on_block: OnBlock = lambda name: None,
+    turns: Turns | None = None,
+) -> list[Row]:
     """Warm up every optimizer, look at its memory, and time them all in turns.
 
     An optimizer that fails gets a row with the error; the others are measured all the same.
+
+    Args:
+        case: What to measure.
+        workshop: Makes the models with their optimizers.
+        on_block: Called before each block with the name of the optimizer.
+        turns: With other calls, if there are any.
     """
-    setup, made = workshop.setup, _Made()
-    _fill_workspaces(case, workshop)
-    pool = torch.cuda.graph_pool_handle() if case.mode.graphed else None
-    for method in case.methods:
-        on_block(method.name)
-        try:
-            _make(method, case, workshop, pool, made)
-        except Exception as error:
-            made.errors[method.name] = reason(error)
-        if method.name in made.errors:  # only now are its frames gone, and its tensors with them
-            release(setup.device)
-    made.timings = interleave(
-        made.steps,
-        rounds=setup.rounds,
-        seconds=setup.block_seconds,
-        clock=clock_of(setup.device),
-        on_block=on_block,
-    )
+    setup, made, turns = workshop.setup, _Made(), turns or Turns()
+    with turns.making():
+        _make_all(case, workshop, on_block, made)
+    with turns.measuring():
+        made.timings = interleave(
+            made.steps,
+            rounds=setup.rounds,
+            seconds=setup.block_seconds,
+            clock=clock_of(setup.device),
+            on_block=on_block,
+        )
     made.errors |= made.timings.errors
     counts = Counts(case.network, case.precision)
     return [_row(case, method, made, counts, setup.bandwidth) for method in case.methods]
@@ -98,6 +103,20 @@ def _fill_workspaces(case: Case, workshop: Workshop) -> None:
             work.step()
         del work
         release(workshop.setup.device)
+
+
+def _make_all(case: Case, workshop: Workshop, on_block: OnBlock, made: _Made) -> None:
+    """Make every optimizer with its model; those that fail leave an error."""
+    _fill_workspaces(case, workshop)
+    pool = torch.cuda.graph_pool_handle() if case.mode.graphed else None
+    for method in case.methods:
+        on_block(method.name)
+        try:
+            _make(method, case, workshop, pool, made)
+        except Exception as error:
+            made.errors[method.name] = reason(error)
+        if method.name in made.errors:  # only now are its frames gone, and its tensors with them
+            release(workshop.setup.device)
 
 
 def _make(method: Method, case: Case, workshop: Workshop, pool: Any, made: _Made) -> None:

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
+from virtualgrad.lab.bench.turns import lock_of
 from virtualgrad.lab.record import RecordError, write_safely
 
 SUMMARY = "summary.json"
@@ -100,11 +103,17 @@ class Results:
         return list(self._rows.values())
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Take rows in, and write everything, so that a kill loses nothing that was measured."""
-        self._rows |= {row.key: row for row in rows}
-        write_safely(self.folder / ENVIRONMENT, json.dumps(self.environment, indent=1) + "\n")
-        content = json.dumps([asdict(row) for row in self.rows], indent=1)
-        write_safely(self.folder / self.name, content + "\n")
+        """Take rows in, and write everything, so that a kill loses nothing that was measured.
+
+        What other calls have added in the meantime stays.
+        """
+        with FileLock(lock_of(self.folder, "rows")):
+            if (self.folder / self.name).exists():
+                self._rows |= {row.key: row for row in load_rows(self.folder, self.name)}
+            self._rows |= {row.key: row for row in rows}
+            write_safely(self.folder / ENVIRONMENT, json.dumps(self.environment, indent=1) + "\n")
+            content = json.dumps([asdict(row) for row in self.rows], indent=1)
+            write_safely(self.folder / self.name, content + "\n")
 
 
 def load_rows(folder: Path, name: str = SUMMARY) -> list[Row]:

@@ -15,6 +15,7 @@ from virtualgrad.lab.bench.memory import release, side_stream
 from virtualgrad.lab.bench.modes import numbers_in
 from virtualgrad.lab.bench.rows import Results, Row
 from virtualgrad.lab.bench.timing import reason
+from virtualgrad.lab.bench.turns import Turns
 from virtualgrad.lab.bench.work import Setup, Workshop
 from virtualgrad.lab.record import environment
 
@@ -61,7 +62,7 @@ def _measure_together(
         release(setup.device)
         try:
             workshop = workshop or Workshop(case.network, case.precision, setup)
-            rows = measure(case, workshop, display.block)
+            rows = measure(case, workshop, display.block, Turns(results.folder))
         except Exception as error:  # the inputs alone do not fit, say
             rows = [_failed(case, method.name, reason(error)) for method in case.methods]
         results.add(rows)
