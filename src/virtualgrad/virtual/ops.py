@@ -22,6 +22,7 @@ from virtualgrad.errors import DoubleBackwardError
 
 CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 CONTAINERS = (list, tuple, dict)
+MAY_HOLD_TENSORS = (Tensor, *CONTAINERS)
 
 
 class Transform(Protocol):
@@ -192,22 +193,18 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def hold_fixed(value: Any, fixed: Callable[[Tensor], bool]) -> Any:
     """Replace every tensor in (nested) arguments for which ``fixed`` holds by its detached self."""
+    if isinstance(value, Tensor):
+        return value.detach() if value.requires_grad and fixed(value) else value
+    if not isinstance(value, CONTAINERS) or not value:
+        return value
+    # A call for each tensor or container, but none for numbers: compilers trace every call.
+    items = []
+    for item in value.values() if isinstance(value, dict) else value:
+        may_hold = isinstance(item, MAY_HOLD_TENSORS)
+        items.append(hold_fixed(item, fixed) if may_hold else item)
     if isinstance(value, dict):
-        held = [hold_fixed(item, fixed) for item in value.values()]
-        return dict(zip(value, held, strict=True))
-    if type(value) not in (list, tuple):
-        return _held(value, fixed) if isinstance(value, Tensor) else value
-    items = []  # by a loop, not by a call for each item: a compiler pays for calls when it traces
-    for item in value:
-        if isinstance(item, Tensor):
-            items.append(_held(item, fixed))
-        else:
-            items.append(hold_fixed(item, fixed) if isinstance(item, CONTAINERS) else item)
-    return type(value)(items)
-
-
-def _held(tensor: Tensor, fixed: Callable[[Tensor], bool]) -> Tensor:
-    return tensor.detach() if tensor.requires_grad and fixed(tensor) else tensor
+        return dict(zip(value, items, strict=True))
+    return type(value)(items) if type(value) in (list, tuple) else value
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -215,9 +212,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     if not isinstance(value, CONTAINERS):
         return [value] if isinstance(value, Tensor) else []
     found: list[Tensor] = []
-    for item in value.values() if isinstance(value, dict) else value:  # a loop: as above
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, CONTAINERS):
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, MAY_HOLD_TENSORS):  # as above
             found += tensors_in(item)
     return found
