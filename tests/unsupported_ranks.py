@@ -87,10 +87,6 @@ class Normalised(nn.Module):
         return self.head(torch.tanh(self.norm(self.conv(x))).flatten(1))
 
 
-def not_a_batch_norm(site: Any) -> bool:
-    return bool(site.op != "batch_norm")
-
-
 def train_normalised(rank: int, ranks: int, device: str, options: Any) -> dict[str, Tensor]:
     """Ranks with SyncBatchNorm, or one process with batch norm."""
     model: nn.Module = Normalised().double().to(device)

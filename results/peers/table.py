@@ -46,7 +46,6 @@ OURS = {
 
 NOTES = {
     "accumulation": "exact with stale=True (SVGD.released has it); else T goes by the r known yet",
-    "norms": "SyncBatchNorm on several GPUs has its plain gradient",
     "rnn": "trains by its plain gradient; cells (LSTMCell and its like) are transformed",
 }
 """What to know of our own."""

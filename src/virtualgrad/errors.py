@@ -70,6 +70,10 @@ class DoubleBackwardError(VirtualGradError, RuntimeError):
     """``create_graph=True`` through a site: a virtual gradient is not differentiable."""
 
 
+class RetainedGraphError(VirtualGradError, RuntimeError):
+    """Two backward passes went through one compiled graph: to T they would be two micro-batches."""
+
+
 class TransformError(VirtualGradError, RuntimeError):
     """A ``torch.func`` transform ran over a model with virtual gradients attached."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,9 +34,9 @@ def reductions(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     seen: list[Tensor] = []
     reduce = distributed.all_reduce
 
-    def noting(tensor: Tensor, **options: object) -> None:
+    def noting(tensor: Tensor, **options: Any) -> Any:
         seen.append(tensor.clone())
-        reduce(tensor, **options)
+        return reduce(tensor, **options)
 
     monkeypatch.setattr(distributed, "all_reduce", noting)
     return seen

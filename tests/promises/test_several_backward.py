@@ -1,7 +1,8 @@
 """Promise 3: several backward calls before one step, ``retain_graph`` or not.
 
 Autograd adds up what they bring. The oracle is one backward call for the sum of the losses. Calls
-for micro-batches, each with a graph of its own, are in ``test_accumulation``.
+for micro-batches, each with a graph of its own, are in ``test_accumulation``; calls through one
+compiled graph in ``test_retained_graphs``.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from heads import (
+    BATCH,
+    STEPS,
+    Heads,
+    at_once,
+    batches,
+    one_after_the_other,
+    one_after_the_other_on_ranks,
+    r_of,
+    retained,
+    summed,
+)
+from processes import run_ranks
+from torch import Tensor
 from twin import LR, RHO, SCALE
 
 from virtualgrad import SVGD, weights_only
-
-BATCH, STEPS = 6, 4
 
 Backward = Callable[[Tensor, Tensor], None]
 
@@ -26,46 +37,6 @@ READINGS: dict[str, dict[str, Any]] = {
     "per batch": {"per_sample": False},
     "weights only": {"where": weights_only},
 }
-
-
-class Heads(nn.Module):
-    """A body under two heads, whose losses meet in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 2)
-        self.double()
-
-    def losses(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """Of what the body has made."""
-        hidden = torch.tanh(sigma)
-        return self.a(hidden).cos().mean(), F.softplus(self.b(hidden)).mean()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.losses(self.body(x))
-
-
-def summed(first: Tensor, second: Tensor) -> None:
-    (first + second).backward()
-
-
-def at_once(first: Tensor, second: Tensor) -> None:
-    torch.autograd.backward([first, second])
-
-
-def retained(first: Tensor, second: Tensor) -> None:
-    (first + second).backward(retain_graph=True)
-
-
-def one_after_the_other(first: Tensor, second: Tensor) -> None:
-    first.backward(retain_graph=True)
-    second.backward()
-
-
-def batches(count: int = STEPS) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(BATCH, 4, generator=generator).double() for _ in range(count)]
 
 
 def train(
@@ -78,7 +49,7 @@ def train(
         optimizer.zero_grad()
         backward(*model(x))
         optimizer.step()
-    return model, {key: state["r"] for key, state in optimizer.operator.state.items()}
+    return model, r_of(optimizer)
 
 
 @pytest.mark.parametrize("stale", [True, False], ids=["r of before", "r updated first"])
@@ -131,15 +102,26 @@ def test_a_graph_that_outlives_a_step_begins_anew() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_passes_through_one_compiled_graph_count_its_samples_each_time() -> None:
-    """Pinned, not promised: no host is there to keep a g, so they are taken for micro-batches."""
-    model, (x,) = Heads(), batches(1)
-    sigma = model.body(x).detach().requires_grad_()
-    first, second = (torch.autograd.grad(model.losses(sigma)[i], sigma)[0] for i in range(2))
-    optimizer = SVGD(model, LR, stale=True)
-    one_after_the_other(*torch.compile(model, backend="aot_eager", fullgraph=True)(x))
-    optimizer.step()
-    as_of_two = (2 * BATCH * torch.cat([first, second])).square().mean(0)
-    r = optimizer.operator.state["body:linear(weight)"]["r"]
-    torch.testing.assert_close(r, (1 - RHO) * as_of_two, rtol=1e-10, atol=0)
+@pytest.mark.parametrize("stale", [True, False], ids=["r of before", "r updated first"])
+def test_passes_through_one_graph_are_one_at_sites_that_were_compiled(stale: bool) -> None:
+    """What compiled passes keep is kept otherwise: an eager pass after one has to add to that."""
+    found = []
+    for compiled_first in (True, False):
+        model, (first, second) = Heads(), batches(2)
+        optimizer = SVGD(model, LR, scale=SCALE, stale=stale)
+        run = torch.compile(model, backend="aot_eager") if compiled_first else model
+        summed(*run(first))
+        optimizer.step()
+        optimizer.zero_grad()
+        one_after_the_other(*model(second))
+        optimizer.step()
+        found.append({**r_of(optimizer), **model.state_dict()})
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_passes_through_one_graph_on_several_ranks_are_one() -> None:
+    """The graph of each rank: r is that of one process, which goes twice through a larger one."""
+    for options in ({"stale": True}, {}):
+        expected = one_after_the_other_on_ranks(0, 1, options)
+        for found in run_ranks(2, one_after_the_other_on_ranks, options):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

@@ -65,11 +65,17 @@ def placed(value: Any, device: str, dtype: torch.dtype) -> Any:
     return value
 
 
+def loss_on(device: str, output: Any) -> Tensor:
+    """The loss, whose constants are made where the output is."""
+    with torch.device(device):
+        return loss_of(output)
+
+
 def require_this_format(case: Case, device: str, dtype: torch.dtype) -> None:
     """Skip what torch itself cannot train in a number format."""
     try:
         model = case.model().to(device, dtype)
-        loss_of(model(*placed(case.inputs(), device, dtype))).backward()
+        loss_on(device, model(*placed(case.inputs(), device, dtype))).backward()
     except (RuntimeError, NotImplementedError) as error:
         pytest.skip(f"torch cannot train it in {dtype}: {error}")
 
@@ -87,11 +93,11 @@ def test_encapsulations_agree(name: str, device: str, dtype: torch.dtype, operat
         for _ in range(2):
             inputs = placed(case.inputs(), device, dtype)
             by_ops.zero_grad()
-            loss_of(by_ops(*inputs)).backward()
+            loss_on(device, by_ops(*inputs)).backward()
             if isinstance(first, StatefulOperator):
                 first.commit()
             expected = virtual_grad(
-                loss_of(by_topology(*inputs)),
+                loss_on(device, by_topology(*inputs)),
                 trainable(by_topology),
                 second,
                 batch_size=case.batch_size,

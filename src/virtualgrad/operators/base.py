@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from virtualgrad.errors import OperatorError, ShapeChangedError
+from virtualgrad.operators.finite import nonfinite_indices
 from virtualgrad.sites import Site
 
 SiteState = dict[str, Tensor]
@@ -57,8 +56,17 @@ class StatefulOperator(ABC):
         """
         return self
 
-    def reduce(self) -> None:  # noqa: B027 - most operators have nothing to reduce
-        """Before a commit: make what was prepared that of all ranks."""
+    def begin_graph(self, *, first: bool = False) -> None:  # noqa: B027 - few count compiled passes
+        """The compiled passes that begin from now on belong to another graph, at the same sites.
+
+        ``first``: and none is under way that has begun before, nor is anything prepared.
+        """
+
+    def begin_reduction(self) -> None:  # noqa: B027 - most operators have nothing to reduce
+        """Before a commit: begin to make what was prepared that of all ranks, without waiting."""
+
+    def reduce(self) -> None:  # noqa: B027 - as above
+        """Wait for that, if it was begun: then what was prepared is that of all ranks."""
 
     @abstractmethod
     def commit(self) -> None:
@@ -76,6 +84,13 @@ class StatefulOperator(ABC):
         """Keys of the sites whose prepared state shows a NaN or infinite g, first one first."""
         found = self.witnesses()
         return [found[index][0] for index in nonfinite_indices([tensor for _, tensor in found])]
+
+    def sites_counted_twice(self) -> list[str]:
+        """Keys of the sites that two compiled passes through one graph have reached.
+
+        Asked only where a prepared state is not finite, as it is there.
+        """
+        return []
 
     def has_prepared(self) -> bool:
         """Whether a backward pass has prepared a new state since the last commit."""
@@ -172,8 +187,18 @@ class Compose(StatefulOperator):
             [o.at(site, sigma) if isinstance(o, StatefulOperator) else o for o in self.operators]
         )
 
+    def begin_graph(self, *, first: bool = False) -> None:
+        """Tell every member."""
+        for operator in self.stateful:
+            operator.begin_graph(first=first)
+
+    def begin_reduction(self) -> None:
+        """Begin with every member."""
+        for operator in self.stateful:
+            operator.begin_reduction()
+
     def reduce(self) -> None:
-        """Reduce every member."""
+        """Wait for every member."""
         for operator in self.stateful:
             operator.reduce()
 
@@ -190,6 +215,10 @@ class Compose(StatefulOperator):
     def has_prepared(self) -> bool:
         """Whether any member has."""
         return any(operator.has_prepared() for operator in self.stateful)
+
+    def sites_counted_twice(self) -> list[str]:
+        """Those of all members."""
+        return [key for operator in self.stateful for key in operator.sites_counted_twice()]
 
     def witnesses(self) -> list[tuple[str, Tensor]]:
         """Those of all members."""
@@ -235,43 +264,3 @@ def _describe(tensor: Tensor) -> str:
 
 def _name(operator: object) -> str:
     return getattr(operator, "__name__", type(operator).__name__)
-
-
-def nonfinite_indices(tensors: Sequence[Tensor]) -> list[int]:
-    """Which of some tensors hold a NaN or an infinity; one synchronisation per device."""
-    reals = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
-    suspects = _of_infinite_norm(reals)  # as a rule none
-    return [index for index in suspects if not bool(_whole(reals[index].isfinite().all()))]
-
-
-def _of_infinite_norm(tensors: Sequence[Tensor]) -> list[int]:
-    """Which of some tensors have a NaN or infinite norm; it may be that only a square overflows.
-
-    Made by a few launches for all of them together. Of shards all processes find the same, so
-    that they go the same way from here.
-    """
-    by_kind: dict[tuple[Any, torch.device, torch.dtype], list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        mesh = getattr(tensor, "device_mesh", None)  # of the processes that have a shard
-        kind = (mesh, tensor.device, accumulation_dtype(tensor.dtype))
-        by_kind.setdefault(kind, []).append(index)
-    found: list[int] = []
-    for (_, _, dtype), group in by_kind.items():
-        each = torch._foreach_norm([tensors[index] for index in group], 2, dtype=dtype)
-        norms = _whole(torch.stack(each))
-        if not isfinite(norms.sum()):
-            pairs = zip(group, norms.tolist(), strict=True)
-            found += [index for index, norm in pairs if not isfinite(norm)]
-    return sorted(found)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """The tensor itself; of shards the sum or union, for which all processes must come here."""
-    gather = getattr(tensor, "full_tensor", None)
-    whole: Tensor = tensor if gather is None else gather()
-    return whole
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which squares of g are summed: at least float32."""
-    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

@@ -6,19 +6,23 @@ A compiled pass writes the new r itself, the *candidate*, beside r, and counts i
 
 (symbols as in :mod:`.running`). Where a second pass comes before the commit (gradient
 accumulation), it recovers the sum of the first one from the candidate and the counts.
+
+**A second pass through the same graph** (``retain_graph``) is a part of the same gradient, not a
+micro-batch: the statistic is that of the sum, whose products g_1 g_2 only one who has kept all of
+g_1 can tell. A compiled pass that kept it would pay for it at every step. So it is noticed, and
+refused (:mod:`.counts`).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from virtualgrad.operators.counts import Counts, keep_static
 from virtualgrad.operators.statistic import accumulated, mean_square, sum_of_squares
-
-ROWS_OF_COUNTS = 1024
-"""Sites that count in one tensor."""
 
 
 class Compiled:
@@ -26,19 +30,17 @@ class Compiled:
 
     Attributes:
         candidate: what the next commit makes of r; r itself if no pass has reached the site.
-        counts: (e, m) since the last commit, a row for each of many sites: a compiler makes one
-            kernel of all the counting in one tensor, but one per site of many tensors.
-        zeros: what counts are set to.
+        counting: where this site counts, with others.
+        counts: the table there.
         row: this site's.
         gradient: as in :class:`~virtualgrad.operators.running.Running`.
     """
 
-    def __init__(
-        self, r: Tensor, gradient: Tensor | None, counts: tuple[Tensor, Tensor], row: int
-    ) -> None:
+    def __init__(self, r: Tensor, gradient: Tensor | None, counting: Counts, row: int) -> None:
         self.r = r
         self.candidate = r.clone()
-        self.counts, self.zeros = counts
+        self.counting = counting
+        self.counts = counting.table
         self.row = row
         self.gradient = gradient
         for tensor in (r, self.candidate, gradient):
@@ -47,8 +49,12 @@ class Compiled:
 
     def counted(self) -> tuple[int, int]:
         """(e, m) since the last commit; the host waits for them."""
-        elements, samples = self.counts[self.row].tolist()
+        elements, samples, _ = self.counts[self.row].tolist()
         return round(elements), round(samples)
+
+    def has_counted_twice(self) -> bool:
+        """Whether two passes through one graph have come since the last commit; the host waits."""
+        return bool(self.counts[self.row, 2].isnan())
 
     def add(
         self,
@@ -59,26 +65,66 @@ class Compiled:
         rho: Any,
         loss_scale: Any,
         unit_is_sample: bool,
-    ) -> None:
-        """Take in g, averaged over some axes; ``counts`` (e, m) is None where it has no samples."""
+        graph: Tensor | None = None,
+    ) -> Tensor:
+        """Take in g, averaged over some axes; the new r, as T goes by it.
+
+        It is a number also where the candidate is NaN (:mod:`.counts`): a GradScaler would skip a
+        step with such gradients before anyone could ask for the reason.
+
+        Args:
+            g: of one pass.
+            axes: the axes.
+            counts: (e, m) of the pass; None where sigma has no samples.
+            rho: decay of r.
+            loss_scale: the factor of the loss.
+            unit_is_sample: whether g is to be that of one sample's loss.
+            graph: the number of the pass's graph (:mod:`.counts`), where nobody else knows whether
+                it is the first pass through it. (Without samples g is added up: any number of
+                passes will do.)
+        """
         if counts is None:
             self.add_gradient(accumulated(g) / loss_scale, axes, rho=rho)
-        else:
-            squares = sum_of_squares(g, axes) / loss_scale**2
-            self.add_samples(squares, *counts, rho=rho, unit_is_sample=unit_is_sample)
+            return self.candidate
+        squares = sum_of_squares(g, axes) / loss_scale**2
+        return self.add_samples(
+            squares, *counts, rho=rho, unit_is_sample=unit_is_sample, graph=graph
+        )
 
     def add_samples(
-        self, squares: Tensor, elements: int, samples: int, *, rho: Any, unit_is_sample: bool
-    ) -> None:
+        self,
+        squares: Tensor,
+        elements: int,
+        samples: int,
+        *,
+        rho: Any,
+        unit_is_sample: bool,
+        graph: Tensor | None = None,
+    ) -> Tensor:
         """Take in the sum of g^2 over ``elements`` numbers of ``samples`` samples."""
-        e_before, m_before = self.counts[self.row, 0], self.counts[self.row, 1]
+        before = self.counts[self.row]
+        e_before, m_before = before[0], before[1]
         e, m = e_before + elements, m_before + samples
         unit, unit_before = (m, m_before.clamp(min=1)) if unit_is_sample else (1, 1)
         earlier = (self.candidate - rho * self.r) * (e_before / (unit_before**2 * (1 - rho)))
-        total = squares + torch.where(e_before > 0, earlier, 0)
-        self.candidate.copy_(rho * self.r + (1 - rho) * (unit * unit / e) * total)
-        self.counts[self.row, 0] = e
-        self.counts[self.row, 1] = m
+        is_new = None if graph is None else graph > before[2]
+        has_earlier = e_before > 0 if is_new is None else (e_before > 0) & is_new
+        total = squares + torch.where(has_earlier, earlier, 0)
+        updated: Tensor = rho * self.r + (1 - rho) * (unit * unit / e) * total
+        self.candidate.copy_(updated if is_new is None else torch.where(is_new, updated, math.nan))
+        # Column by column: a compiler reads each number of the row once, and makes fewer kernels.
+        column = torch.arange(3, device=self.counts.device)
+        counted = before + torch.where(column == 0, elements, samples)
+        latest = before if graph is None else torch.where(graph > before, graph, math.nan)
+        self.counts[self.row] = torch.where(column == 2, latest, counted)
+        return updated
+
+    def add_to_last(self, squares: Tensor, *, rho: Any, unit_is_sample: bool) -> None:
+        """Add to the sum of squares of samples that are counted already."""
+        e, m = self.counts[self.row, 0], self.counts[self.row, 1]
+        unit = m if unit_is_sample else 1
+        added = (1 - rho) * (unit * unit / e) * squares
+        self.candidate.copy_(torch.maximum(self.candidate + added, rho * self.r))
 
     def add_gradient(self, g: Tensor, averaged: tuple[int, ...], *, rho: Any) -> None:
         """Take in a g without a sample axis."""
@@ -87,20 +133,3 @@ class Compiled:
         self.counts[self.row] += 1  # reached
         statistic = mean_square(self.gradient, averaged)
         self.candidate.copy_(rho * self.r + (1 - rho) * statistic)
-
-
-def make_counts(r: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts for some sites whose r are like this one, and the zeros that they are set to.
-
-    They have r's dtype, so that one launch can copy both (e is exact in float32 up to 2^24, and
-    then to seven digits).
-    """
-    counts, zeros = r.new_zeros(ROWS_OF_COUNTS, 2), r.new_zeros(ROWS_OF_COUNTS, 2)
-    keep_static(counts)
-    return counts, zeros
-
-
-def keep_static(tensor: Tensor) -> None:
-    """Tell the compiler that a tensor stays where it is, and keeps its size."""
-    torch._dynamo.mark_static_address(tensor)
-    torch._dynamo.mark_static(tensor)

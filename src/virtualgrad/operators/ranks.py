@@ -6,14 +6,15 @@ that of a rank, and what one process with the whole batch would have gathered is
     sum of g^2 = (1/W^2) * sum over ranks of (sum of g_rank^2),    e = sum of e_rank, m of m_rank
 
 and, where sigma has no sample axis, g = (1/W) * sum over ranks of g_rank. With the r of before the
-step this is reduced once per step, all sites in one buffer. It waits for step(): until then another
-backward pass may add to it. With r updated first T needs the new r in the backward pass, and every
-site is reduced there.
+step this is reduced once per step, all sites in one buffer (:mod:`.reduction`). It is begun in
+step(), as until then another backward pass may add to it, and waited for when the step has nothing
+else to do before it may write. With r updated first T needs the new r in the backward pass, and
+every site is reduced, and waited for, there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from virtualgrad.operators.reduction import Reduction
 from virtualgrad.operators.running import Running
 
 
@@ -38,6 +40,19 @@ class Agreed:
     def shape(self) -> tuple[int, ...]:
         """Shape of what is reduced."""
         return self.state_shape if self.gradient_shape is None else self.gradient_shape
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """What the ranks have gathered at the sites that all knew of, on its way."""
+
+    agreed: Sequence[Agreed]
+    reduction: Reduction
+
+    def wait(self) -> tuple[list[int], list[Tensor]]:
+        """The sums over all ranks of :meth:`Ranks._counts`, and of what each site has gathered."""
+        digits, summed = self.reduction.wait()
+        return _from_digits(digits), summed
 
 
 class Ranks:
@@ -67,6 +82,12 @@ class Ranks:
         e, m = flat[-2:].tolist()
         return torch.empty_like(norm).copy_(summed), round(e), round(m)
 
+    def sum_squares(self, squares: Tensor) -> Tensor:
+        """What a further pass adds to a sum of squares on all ranks; all of them must come here."""
+        summed = squares.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(summed, group=self.group)
+        return summed.div_(self.divisor**2)
+
     def mean(self, gradient: Tensor) -> Tensor:
         """The same for a g without a sample axis."""
         real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
@@ -77,13 +98,22 @@ class Ranks:
 
     # ---------------------------------------------------------------- in the step
 
-    def sum_all(self, sites: dict[str, Running]) -> None:
-        """Make what was gathered since the last commit that of all ranks, in one buffer."""
-        counts, summed = self._sum(sites)
+    def begin(self, sites: dict[str, Running]) -> Gathering:
+        """Begin to add up what was gathered since the last commit, in one buffer; do not wait."""
+        numbers = _as_digits(self._counts(sites))
+        return Gathering(
+            self.agreed, Reduction(numbers, self._contributions(sites), self.group, self.device)
+        )
+
+    def finish(self, sites: dict[str, Running], gathering: Gathering) -> None:
+        """Wait for that, and make it what was gathered; no pass may have come in between."""
+        counts, summed = gathering.wait()
         if counts[0]:  # some rank has met a site that not all know of
             self._agree(sites)
-            counts, summed = self._sum(sites)
-        reached = zip(self.agreed, summed, counts[1::2], counts[2::2], strict=True)
+            gathering = self.begin(sites)
+            counts, summed = gathering.wait()
+        taken: list[tuple[Running, Tensor]] = []
+        reached = zip(gathering.agreed, summed, counts[1::2], counts[2::2], strict=True)
         for site, total, elements, samples in reached:
             if not elements:  # by nobody
                 continue
@@ -93,28 +123,16 @@ class Ranks:
                 r = torch.zeros(site.state_shape, dtype=dtype, device=self.device)
                 running = sites[site.key] = Running(r, committed=False)
                 running.rho = site.rho
-            self._take(running, site, total, elements, samples)
+            if site.gradient_shape is None:
+                running.elements, running.samples = elements, samples
+                taken.append((running, total.view(site.shape)))
+            else:
+                self._take_gradient(running, site, total)
+        self._take_norms(taken)
 
-    def _sum(self, sites: dict[str, Running]) -> tuple[list[int], list[Tensor]]:
-        """The sums over all ranks of :meth:`_counts`, and of what every agreed site has gathered.
-
-        What a reduction of such small tensors takes is the wait for the other ranks. So there is
-        one (per dtype; models of several are rare), and the counts travel with the numbers.
-        """
-        parts = [self._contribution(site, sites.get(site.key)) for site in self.agreed]
-        counts = _as_digits(self._counts(sites))
-        counted: list[float] = []
-        summed = dict.fromkeys(range(len(parts)), torch.empty(0))
-        for dtype in sorted({part.dtype for part in parts}, key=str) or [torch.float32]:
-            own = [number for number, part in enumerate(parts) if part.dtype == dtype]
-            ahead = torch.tensor([] if counted else counts, dtype=dtype, device=self.device)
-            flat = torch.cat([ahead, *(parts[number].flatten() for number in own)])
-            dist.all_reduce(flat, group=self.group)
-            sizes = [len(ahead), *(parts[number].numel() for number in own)]
-            head, *rest = flat.split(sizes)
-            counted = counted or head.tolist()
-            summed |= dict(zip(own, rest, strict=True))
-        return _from_digits(counted), list(summed.values())
+    def sum_all(self, sites: dict[str, Running]) -> None:
+        """Make what was gathered since the last commit that of all ranks, in one buffer."""
+        self.finish(sites, self.begin(sites))
 
     def _counts(self, sites: dict[str, Running]) -> list[int]:
         """(sites that are new here, then e and m of every site that all know of)."""
@@ -137,28 +155,41 @@ class Ranks:
             found |= {site.key: site for site in theirs}
         self.agreed = [found[key] for key in sorted(found)]
 
-    def _contribution(self, site: Agreed, running: Running | None) -> Tensor:
-        """What this rank adds: its sum of squares, or of g; zeros if it did not reach the site."""
-        if running is not None and running.norm is not None:
-            return running.norm.square()
-        if running is not None and running.gradient is not None:
-            return _as_real(running.gradient)
-        return _as_real(
-            torch.zeros(site.shape, dtype=getattr(torch, site.dtype), device=self.device)
-        )
+    def _contributions(self, sites: dict[str, Running]) -> list[Tensor]:
+        """What this rank adds at every agreed site: its sum of squares, or of g."""
+        found = [sites.get(site.key) for site in self.agreed]
+        norms = [None if running is None else running.norm for running in found]
+        known = [norm for norm in norms if norm is not None]
+        squares = iter(torch._foreach_mul(known, known) if known else ())
+        return [
+            self._gradient(site, running) if norm is None else next(squares)
+            for site, running, norm in zip(self.agreed, found, norms, strict=True)
+        ]
 
-    def _take(
-        self, running: Running, site: Agreed, summed: Tensor, elements: int, samples: int
-    ) -> None:
-        if site.gradient_shape is None:
-            norm = summed.view(site.shape).sqrt_().div_(self.divisor)
-            running.norm = torch.empty_like(running.r).copy_(norm)
-            running.elements, running.samples = elements, samples
-        else:
-            gradient = summed / self.divisor
-            if getattr(torch, site.dtype).is_complex:
-                gradient = torch.view_as_complex(gradient.view(-1, 2))
-            running.gradient, running.elements = gradient.view(site.shape), 1
+    def _gradient(self, site: Agreed, running: Running | None) -> Tensor:
+        """The sum of g at a site without samples; zeros if this rank did not reach the site."""
+        gradient = None if running is None else running.gradient
+        if gradient is None:
+            dtype = getattr(torch, site.dtype)
+            gradient = torch.zeros(site.shape, dtype=dtype, device=self.device)
+        return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+
+    def _take_norms(self, taken: Sequence[tuple[Running, Tensor]]) -> None:
+        """Make roots of the sums of squares of all ranks, laid out as r is."""
+        if not taken:
+            return
+        roots = [total for _, total in taken]
+        torch._foreach_sqrt_(roots)
+        torch._foreach_div_(roots, self.divisor)
+        for running, root in taken:
+            same = root.stride() == running.r.stride()
+            running.norm = root if same else torch.empty_like(running.r).copy_(root)
+
+    def _take_gradient(self, running: Running, site: Agreed, summed: Tensor) -> None:
+        gradient = summed / self.divisor
+        if getattr(torch, site.dtype).is_complex:
+            gradient = torch.view_as_complex(gradient.view(-1, 2))
+        running.gradient, running.elements = gradient.view(site.shape), 1
 
 
 DIGIT = 1 << 12
@@ -173,10 +204,6 @@ def _as_digits(counts: Iterable[int]) -> list[int]:
 def _from_digits(digits: list[float]) -> list[int]:
     pairs = zip(digits[::2], digits[1::2], strict=True)
     return [round(high) * DIGIT + round(low) for high, low in pairs]
-
-
-def _as_real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _describe(key: str, running: Running) -> Agreed:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from virtualgrad.operators import kernels
 from virtualgrad.operators.base import Operator, SiteState, StatefulOperator
+from virtualgrad.operators.ranks import Gathering
 from virtualgrad.operators.rms_compiled import InCompiledPass
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
 from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
@@ -76,6 +77,7 @@ class RMS(StatefulOperator):
     ) -> None:
         self.sites = RunningSites()
         self.epoch = 0  # commits and rollbacks so far
+        self._gathering: Gathering | None = None  # on its way from all ranks
         numbers = RMSSettings(scale, rho, eps)
         self.settings = settings or (lambda site: numbers)
         # By the key of a site: all that a commit knows of one that was compiled.
@@ -131,15 +133,13 @@ class RMS(StatefulOperator):
             return self(g, site)
         numbers = self.settings(site)
         running = self._find(g, site)
-        together = self.ranks is not None and not self.stale  # the sums are those of all ranks
-        if not running.sampled or running.compiled is not None or together:
+        if not running.sampled:  # g is added up in any case
             return self.transform(g, site, numbers)
         viewed, before = (
             t if running.view is None else t.reshape(running.view) for t in (g, earlier)
         )
-        running.add_to_last(squares_added(viewed, before, running.averaged))
-        factor = self._factor_of(running, numbers).view(running.broadcast_shape)
-        return _product(viewed, factor).view(g.shape)
+        factor = self._gather_again(running, viewed, before, numbers)
+        return _product(viewed, factor.view(running.broadcast_shape)).view(g.shape)
 
     def _find(self, g: Tensor, site: Site) -> Running:
         """What is kept for a site that an eager pass has come to."""
@@ -215,6 +215,21 @@ class RMS(StatefulOperator):
             running.add_gradient(gradient if now is None else now.mean(gradient))
         return self._factor_of(running, numbers)
 
+    def _gather_again(
+        self, running: Running, g: Tensor, earlier: Tensor, numbers: RMSSettings
+    ) -> Tensor:
+        """Add g to what the same samples have brought before; s / sqrt(r + eps)."""
+        squares = squares_added(g, earlier, running.averaged)
+        if running.compiled is not None:
+            running.compiled.add_to_last(
+                squares / self.loss_scale**2, rho=numbers.rho, unit_is_sample=self.unit_is_sample
+            )
+            return factor_by(running.r if self.stale else running.compiled.candidate, numbers)
+        if self.ranks is not None and not self.stale:  # so is what was added up before
+            squares = self.ranks.sum_squares(squares)
+        running.add_to_last(squares)
+        return self._factor_of(running, numbers)
+
     def _factor_of(self, running: Running, numbers: RMSSettings) -> Tensor:
         """S / sqrt(r + eps), r of before or updated."""
         if not self.stale:
@@ -259,20 +274,38 @@ class RMS(StatefulOperator):
         rollback_all(list(sites.values()))
         renew_factors(list(sites.values()))
 
-    def reduce(self) -> None:
-        """Make what was gathered that of all ranks; in the backward pass already if not stale."""
+    def begin_reduction(self) -> None:
+        """Begin to make what was gathered that of all ranks, unless the backward pass has."""
         if self.ranks is None or not self.stale:
             return
-        sites = self.sites.kept
-        compiled = [(key, site) for key, site in sites.items() if site.compiled is not None]
-        for key, site in compiled:
+        for key, site in self._compiled_sites():
             site.unit_is_sample, site.rho = self.unit_is_sample, self.rho_at(key)
             site.take_from_compiled()
-        self.ranks.sum_all(sites)
+        self._gathering = self.ranks.begin(self.sites.kept)
+
+    def reduce(self) -> None:
+        """Wait for what :meth:`begin_reduction` has begun, if it has."""
+        gathering, self._gathering = self._gathering, None
+        if gathering is None:
+            return
+        sites = self.sites.kept
+        compiled = self._compiled_sites()
+        self.ranks.finish(sites, gathering)
         for site in sites.values():  # also where only others came by
             site.unit_is_sample = self.unit_is_sample
         for _, site in compiled:
             site.give_to_compiled()
+
+    def begin_graph(self, *, first: bool = False) -> None:
+        """The compiled passes that begin from now on belong to another graph."""
+        self.sites.begin_graph(first=first)
+
+    def sites_counted_twice(self) -> list[str]:
+        """Sites that two compiled passes through one graph have reached; the host waits."""
+        return self.sites.counted_twice()
+
+    def _compiled_sites(self) -> list[tuple[str, Running]]:
+        return [(key, site) for key, site in self.sites.kept.items() if site.compiled is not None]
 
     def commit(self) -> None:
         """Update r at every site that a backward pass has reached."""

@@ -61,15 +61,16 @@ class InCompiledPass:
         if tuple(compiled.r.shape) != shape:
             require_same_shape(site.key, shape, tuple([fixed(n) for n in compiled.r.shape]))
         counts = (prod([layout.view[axis] for axis in axes]), layout.samples)
-        compiled.add(
+        updated = compiled.add(
             viewed,
             axes,
             counts=None if layout.sample_axis is None else counts,
             rho=numbers.rho,
             loss_scale=numbers.loss_scale,
             unit_is_sample=rms.unit_is_sample,
+            graph=getattr(rms.sites, rms.sites.graph_at(site.key)),
         )
-        factor = factor_by(compiled.r if rms.stale else compiled.candidate, numbers)
+        factor = factor_by(compiled.r if rms.stale else updated, numbers)
         factor = factor.reshape(layout.broadcast_shape(rms.share_positions))
         return (viewed * factor).to(g.dtype).reshape(g.shape)
 

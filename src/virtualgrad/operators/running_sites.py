@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
-from virtualgrad.operators.base import accumulation_dtype
-from virtualgrad.operators.compiled import ROWS_OF_COUNTS, Compiled, make_counts
+from virtualgrad.operators.compiled import Compiled
+from virtualgrad.operators.counts import ROWS_OF_COUNTS, Counts
+from virtualgrad.operators.finite import accumulation_dtype
 from virtualgrad.operators.running import Running
 
 Kind = tuple[torch.device, torch.dtype]
@@ -23,7 +24,7 @@ class RunningSites:
     def __init__(self) -> None:
         self.kept: dict[str, Running] = {}
         self._names: dict[str, str] = {}  # site -> its attribute, for good
-        self._counts: dict[Kind, list[tuple[Tensor, Tensor]]] = {}
+        self._counts: dict[Kind, list[Counts]] = {}
         self._counting: dict[Kind, int] = {}  # sites that count there
 
     def find_or_begin(self, key: str, like: Tensor, dtype: torch.dtype) -> Running:
@@ -68,12 +69,38 @@ class RunningSites:
         setattr(self, name, running.compiled)
         return name
 
-    def _row_of_counts(self, r: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
-        """The tensor in which a new site counts, and its row there."""
+    def _row_of_counts(self, r: Tensor) -> tuple[Counts, int]:
+        """The table in which a new site counts, and its row there."""
         kind = (r.device, r.dtype)
         number, row = divmod(self._counting.get(kind, 0), ROWS_OF_COUNTS)
         self._counting[kind] = self._counting.get(kind, 0) + 1
-        tensors = self._counts.setdefault(kind, [])
-        if number == len(tensors):
-            tensors.append(make_counts(r))
-        return tensors[number], row
+        of_kind = self._counts.setdefault(kind, [])
+        if number == len(of_kind):
+            tables = sum(len(some) for some in self._counts.values())
+            of_kind.append(Counts(r, f"graph{tables}"))
+            self._show_graph(of_kind[number])
+        return of_kind[number], row
+
+    # ---------------------------------------------------------------- which graph it is
+
+    @settled_while_tracing
+    def graph_at(self, key: str) -> str:
+        """The attribute that has the number of the present graph for a site that was begun."""
+        compiled = self.kept[key].compiled
+        assert compiled is not None
+        return compiled.counting.name
+
+    def begin_graph(self, *, first: bool) -> None:
+        """The compiled passes that begin from now on belong to another graph."""
+        for of_kind in self._counts.values():
+            for counts in of_kind:
+                counts.begin_graph(first=first)
+                self._show_graph(counts)
+
+    def counted_twice(self) -> list[str]:
+        """Sites that two compiled passes through one graph have reached; the host waits."""
+        pairs = [(key, running.compiled) for key, running in self.kept.items()]
+        return [key for key, kept in pairs if kept is not None and kept.has_counted_twice()]
+
+    def _show_graph(self, counts: Counts) -> None:
+        setattr(self, counts.name, counts.graph)

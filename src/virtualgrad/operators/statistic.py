@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.base import accumulation_dtype
+from virtualgrad.operators.finite import accumulation_dtype
 
 
 def accumulated(g: Tensor) -> Tensor:
     """The gradient in the dtype in which it is added up."""
-    return g if g.is_complex() else g.to(accumulation_dtype(g.dtype))
+    dtype = accumulation_dtype(g.dtype)
+    # Asking first is cheaper than converting to the same.
+    return g if g.is_complex() or g.dtype == dtype else g.to(dtype)
 
 
 def sum_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Sum of |g|^2 over some axes."""
-    g = g.abs() if g.is_complex() else g
-    return g.to(accumulation_dtype(g.dtype)).square().sum(axes)
+    return accumulated(g.abs() if g.is_complex() else g).square().sum(axes)
 
 
 def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -26,10 +26,11 @@ from virtualgrad.optim import checks
 from virtualgrad.optim.attaching import attach
 from virtualgrad.optim.groups import Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
-from virtualgrad.optim.nonfinite import nonfinite_error, nonfinite_places
+from virtualgrad.optim.nonfinite import GradientCheck, nonfinite_error
 from virtualgrad.optim.processes import find_ranks
 from virtualgrad.optim.saving import add_operator_state, read_entries
 from virtualgrad.optim.scaling import announce, learn_late, loss_scale, unknown_scaler
+from virtualgrad.optim.second_passes import refuse_second_passes
 from virtualgrad.optim.update import decay, descend
 from virtualgrad.sites import Where
 from virtualgrad.virtual import Attachment, named_parameters, unwrap
@@ -197,8 +198,12 @@ class VirtualGradientDescent(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler), is_late=True)
-        self._transaction.reduce()
-        if self._refuse_scaled() or self._refuse_nonfinite():
+        check = GradientCheck(list(self._named_parameters()))
+        self._transaction.begin_reduction()
+        if self._transaction.ranks is not None and vars(self).get("found_inf") is None:
+            check.look_ahead()  # a scaler's factor would have to be undone before
+        self._transaction.reduce()  # the answers are those of all processes, or they part
+        if self._refuse_scaled() or self._refuse_nonfinite(check):
             return loss
         for group in self.param_groups:
             self._step_group(group)
@@ -230,6 +235,7 @@ class VirtualGradientDescent(Optimizer):
             self._transaction.rollback()
             raise unknown_scaler(type(self).__name__)
         if bool(found.sum() > 0) or self._transaction.nonfinite_sites():
+            refuse_second_passes(self._transaction)
             self._transaction.rollback()
             self._attached().intercept.end_step()
             return True
@@ -238,11 +244,12 @@ class VirtualGradientDescent(Optimizer):
             torch._foreach_div_(grads, float(scale))
         return False
 
-    def _refuse_nonfinite(self) -> bool:
+    def _refuse_nonfinite(self, check: GradientCheck) -> bool:
         """Whether to skip this step for a NaN or infinite gradient; forget it, or raise."""
-        places = nonfinite_places(self._transaction, self._named_parameters())
+        places = check.places(self._transaction)
         if not places:
             return False
+        refuse_second_passes(self._transaction)
         self._transaction.rollback()
         if self.nonfinite == "skip":
             return True

@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from virtualgrad.errors import NonFiniteError
 from virtualgrad.operators import StatefulOperator
-from virtualgrad.operators.base import nonfinite_indices
+from virtualgrad.operators.finite import FiniteCheck
 
 
-def nonfinite_places(
-    operator: StatefulOperator, named: Iterable[tuple[str, Tensor]]
-) -> Sequence[str]:
-    """The sites with a NaN or infinite g, first one first; without any, such a parameter.
+class GradientCheck:
+    """Where a step meets a NaN or infinite gradient.
 
-    What T has seen is asked first: of a NaN in one layer, all layers below have one in their
-    gradients, and only the sites tell where backward met it first.
+    Args:
+        named: name and parameter, in order.
     """
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return []  # the host cannot look while a CUDA graph is captured or replayed
-    sites = operator.witnesses()
-    grads = [(name, p.grad) for name, p in named if p.grad is not None]
-    values = [grad._values() if grad.is_sparse else grad for _, grad in grads]
-    found = nonfinite_indices([*(witness for _, witness in sites), *values])
-    places = [sites[index][0] for index in found if index < len(sites)]
-    return places or [grads[index - len(sites)][0] for index in found[:1]]
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        self._named = named
+        self._names: list[str] | None = None  # of what was looked at
+        self._check = FiniteCheck()
+
+    def look_ahead(self) -> None:
+        """Look at the gradients, while what T has seen travels between processes."""
+        if not _is_capturing():
+            self._check.add(self._gradients())
+
+    def places(self, operator: StatefulOperator) -> Sequence[str]:
+        """The sites with a NaN or infinite g, first one first; without any, such a parameter.
+
+        What T has seen is asked first: of a NaN in one layer, all layers below have one in their
+        gradients, and only the sites tell where backward met it first.
+        """
+        if _is_capturing():
+            return []  # the host cannot look while a CUDA graph is captured or replayed
+        sites = operator.witnesses()
+        values = self._gradients() if self._names is None else []
+        self._check.add([*values, *(witness for _, witness in sites)])
+        names = [*(self._names or ()), *(key for key, _ in sites)]
+        found = self._check.nonfinite()
+        at_sites = [names[place] for place in found if place >= len(names) - len(sites)]
+        return at_sites or [names[place] for place in found[:1]]
+
+    def _gradients(self) -> list[Tensor]:
+        grads = [(name, p.grad) for name, p in self._named if p.grad is not None]
+        self._names = [name for name, _ in grads]
+        return [grad._values() if grad.is_sparse else grad for _, grad in grads]
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def nonfinite_error(places: Sequence[str]) -> NonFiniteError:

@@ -25,8 +25,8 @@ def descend(
 ) -> list[Tensor | None]:
     """Virtual gradient descent: b <- momentum * b + v;  theta <- theta - lr * b.
 
-    It is the update of torch.optim.SGD, by torch's own function, so that T = identity gives SGD
-    to the last bit and at its speed.
+    It is the update of torch.optim.SGD, by torch's own function, or by the one launch that this is
+    without momentum, so that T = identity gives SGD to the last bit, and at its speed or above.
 
     Args:
         params: theta, changed in place.
@@ -39,11 +39,15 @@ def descend(
         The buffers, where missing ones have been made.
     """
     made = list(buffers)
+    has_sparse_grad = any(grad.is_sparse for grad in grads)
+    if not momentum and not has_sparse_grad and not isinstance(lr, Tensor):
+        torch._foreach_add_(list(params), list(grads), alpha=-lr)
+        return made
     sgd(
         list(params),
         list(grads),
         made,
-        has_sparse_grad=any(grad.is_sparse for grad in grads),
+        has_sparse_grad=has_sparse_grad,
         weight_decay=0.0,
         momentum=momentum,
         lr=lr,  # type: ignore[arg-type] # a tensor is allowed, as in torch.optim.SGD

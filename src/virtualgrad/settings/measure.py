@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from virtualgrad.errors import LossError, ModelError
 from virtualgrad.operators import RMS, RMSSettings
-from virtualgrad.operators.base import accumulation_dtype
+from virtualgrad.operators.finite import accumulation_dtype
 from virtualgrad.settings.batches import LossFunction, loss_of, random_numbers_kept, samples_in
 from virtualgrad.settings.current import Current
 from virtualgrad.sites import Site, weights_only

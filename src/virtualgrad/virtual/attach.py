@@ -20,7 +20,9 @@ from torch.nn.utils.rnn import PackedSequence
 from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import ModelError
 from virtualgrad.virtual.intercept import Intercept
+from virtualgrad.virtual.leaves import Leaf, leaf_of
 from virtualgrad.virtual.ops import tensors_in
+from virtualgrad.virtual.synchronised import seen
 
 
 class Attachment:
@@ -64,19 +66,32 @@ class Attachment:
     def __exit__(self, *exception: object) -> None:
         self.detach()
 
-    def call(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def call(
+        self,
+        path: str,
+        forward: Any,
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        *,
+        leaf: Leaf | None = None,
+    ) -> Any:
         """Run a module's forward under the interception."""
         intercept = self.intercept
         outer, intercept.path = intercept.path, path
         try:
             if outer is not None:
+                if leaf is not None and len(args) == 1 and not kwargs:
+                    done = intercept.run_leaf(leaf, forward, module, args[0])
+                    if done is not None:
+                        return done
                 return forward(module, *args, **kwargs)
             intercept.begin(batch_size((args, kwargs), fixed(intercept.batch_dim)), module.training)
             try:
                 with intercept:
                     return forward(module, *args, **kwargs)
             except BaseException:
-                intercept.end_step()  # an exception may keep the half-made graph alive
+                intercept.end_step(failed=True)  # an exception may keep the half-made graph alive
                 raise
             finally:
                 intercept.leave()
@@ -102,6 +117,10 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
     method = "__call__" if "forward" in vars(module) else "forward"
     plain = getattr(base, method)
 
+    leaf = leaf_of(module) if method == "forward" else None
+    watched = plain
+    if isinstance(module, nn.SyncBatchNorm) and method == "forward":
+        watched = seen(plain, attachment.intercept, path)
     own = attachment.intercept.own_parameters(module)
 
     @functools.wraps(plain)  # its signature is read by trainers
@@ -112,7 +131,7 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
                 if torch.compiler.is_compiling():
                     refuse_compiled_shards(path)
                 attachment.intercept.meet(self, own)
-            return attachment.call(path, plain, self, args, kwargs)
+            return attachment.call(path, watched, self, args, kwargs, leaf=leaf)
         return plain(self, *args, **kwargs)
 
     # accelerate and others undo what they wrapped by following __wrapped__: they must stop here.

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from virtualgrad.virtual.ops import Transforms, as_dtype, in_autocast, transformed_gradients
@@ -35,9 +34,9 @@ class Geometry:
         return self.op.startswith("conv_transpose")
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Run the convolution of torch.nn.functional."""
+        """Run the convolution; torch's own, whatever others have put into torch.nn.functional."""
         options: dict[str, Any] = {"output_padding": self.output_padding} if self.transposed else {}
-        result: Tensor = getattr(F, self.op)(
+        result: Tensor = getattr(torch, self.op)(
             x,
             weight,
             bias,

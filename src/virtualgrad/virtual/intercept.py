@@ -33,11 +33,13 @@ from virtualgrad.sites.functions import (
 )
 from virtualgrad.virtual.calls import Call, one_forward
 from virtualgrad.virtual.composites import pieces_of
+from virtualgrad.virtual.leaves import Leaf
 from virtualgrad.virtual.memories import Memories
 from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
 from virtualgrad.virtual.plans import Plans
+from virtualgrad.virtual.remembered import LeftOut
 from virtualgrad.virtual.runs import run_in_place, run_joined, run_once
 from virtualgrad.virtual.site_of_call import key_of, site_of, uses_in
 
@@ -91,7 +93,7 @@ class Intercept(TorchFunctionMode):
         self.batch_dim = batch_dim
         self.path: str | None = None
         self.tracked = TrackedParameters()
-        self.passes = Passes()
+        self.passes = Passes(operator)
         self._plans = Plans(self.tracked, self.passes, operator, where, group_of)
         self._memories = Memories(self.tracked)
         self.parameters_at = self._plans.parameters_at
@@ -123,13 +125,39 @@ class Intercept(TorchFunctionMode):
         self.tracked.views.clear()
         self.passes.leave()
 
-    def end_step(self) -> None:
+    def end_step(self, *, failed: bool = False) -> None:
         """What was run so far belongs to the past: the next forward pass starts to count anew."""
-        self.passes.end_step()
+        self.passes.end_step(failed=failed)
 
     def release(self) -> None:
         """Let go of the parameters."""
         self.passes.release()
+
+    def run_leaf(self, leaf: Leaf, forward: Any, module: nn.Module, x: Any) -> Any:
+        """Run a layer of torch.nn as it was run before, unwatched; None if it has to be watched.
+
+        That is also the case where another mode is on: it wants to see the op, too.
+        """
+        if torch.compiler.is_compiling() or type(x) is not Tensor or not leaf.is_itself():
+            return None
+        weight = module._parameters.get("weight")
+        memory = self._memories.layers.get((leaf.function, self.path, id(weight)))
+        if memory is None or id(x) in self.tracked.views:  # a parameter in another guise
+            return None
+        if torch._C._len_torch_function_stack() != 1:
+            return None
+        mode = torch._C._pop_torch_function_stack()
+        try:
+            if mode is not self:
+                return None
+            current = self.passes.current
+            if leaf.arguments is not None:
+                arguments = leaf.arguments(module, x)
+                return memory.run(leaf.function, arguments, {}, current, self.batch_dim)
+            is_left_out = isinstance(memory, LeftOut) and memory.counts_for(module, current)
+            return forward(module, x) if is_left_out else None
+        finally:
+            torch._C._push_on_torch_function_stack(mode)
 
     # ---------------------------------------------------------------- torch functions
 
@@ -251,6 +279,10 @@ class Intercept(TorchFunctionMode):
         return run_joined(call, plans, current, batch_dim)
 
     # ---------------------------------------------------------------- for one that only looks
+
+    def acts_at(self, site: Site) -> bool:
+        """Whether T acts at a site, for some parameter of it."""
+        return self._plans.choose(site)
 
     def _name_of(self, tensor: Tensor) -> str | None:
         """Name of the tracked parameter that a tensor is, or is a view of."""

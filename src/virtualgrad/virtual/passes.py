@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtualgrad.operators import Operator, as_stateful
 from virtualgrad.virtual.tracking import Pass
 
 
 class Passes:
     """The forward passes of one model, one after the other.
+
+    Args:
+        operator: T; it is told where the graphs of compiled passes end.
 
     Attributes:
         current: the pass that runs now.
@@ -27,12 +31,13 @@ class Passes:
         ranks: the number of processes that share the batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, operator: Operator) -> None:
         self.current = Pass(None)
         self.before: Callable[[], None] = lambda: None
         self.loss_scale = 1.0
         self.ranks = 1
         self._live: weakref.ref[Pass] = weakref.ref(self.current)
+        self._operator = as_stateful(operator)
         self._batch_size: int | None = None  # of the last call
         self._batch_sizes: set[int | None] = set()  # of all calls of this step
         self._recomputing: tuple[int, Pass] | None = None  # backward pass -> its pass
@@ -62,6 +67,7 @@ class Passes:
             current = self._live()
             if current is None or current.consumed or current.training != training:
                 current = Pass(batch_size, training)
+                self._operator.begin_graph()  # parts of it may be compiled
         else:
             current = self._recomputed(task, training)
             # A checkpoint may begin in the middle, behind a reshape: the batch is that of a call.
@@ -82,18 +88,25 @@ class Passes:
         """End a forward pass: only the graph keeps it alive from here on."""
         self.current = Pass(None)
 
-    def end_step(self) -> None:
-        """What was run so far belongs to the past: the next forward pass starts to count anew."""
+    def end_step(self, *, failed: bool = False) -> None:
+        """What was run so far belongs to the past: the next forward pass starts to count anew.
+
+        Args:
+            failed: it ends for an error in a forward pass; T has what was prepared before.
+        """
         current = self._live()
+        under_way = bool(self._uses_in_training or self._uses_in_eval)
         if current is not None:
+            under_way = under_way or not current.consumed
             current.consumed = True
         self._batch_sizes.clear()
         self._forget_compiled_uses()
+        self._operator.begin_graph(first=not (under_way or failed))
 
     def watch_backward(self, parameter: Tensor) -> None:
         """Have one parameter tell of compiled backward passes: they consume no pass of ours."""
         if self._watched is None:
-            self._watched = parameter.register_post_accumulate_grad_hook(self._forget_compiled_uses)
+            self._watched = parameter.register_post_accumulate_grad_hook(self._end_compiled)
 
     def release(self) -> None:
         """Let go of the parameter that is watched."""
@@ -101,6 +114,11 @@ class Passes:
             self._watched.remove()
         self._watched = None
 
-    def _forget_compiled_uses(self, *_: Any) -> None:
+    def _end_compiled(self, *_: Any) -> None:
+        """A compiled backward pass is over: what follows has the same sites, in another graph."""
+        self._forget_compiled_uses()
+        self._operator.begin_graph()
+
+    def _forget_compiled_uses(self) -> None:
         self._uses_in_training.clear()
         self._uses_in_eval.clear()

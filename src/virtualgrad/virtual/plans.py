@@ -77,6 +77,10 @@ class Plans:
             self._plans[situation] = plan
         return plan
 
+    def choose(self, site: Site) -> bool:
+        """Whether T acts at a site, for some parameter of it."""
+        return any([self._is_chosen(site, name) for name in site.parameters])
+
     def leave_out(self, plan: Plan) -> bool:
         """Whether ``where`` has left all parameters of a site out."""
         return self.operator is not identity and all([part is identity for _, part in plan])

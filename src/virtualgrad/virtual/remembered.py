@@ -56,6 +56,18 @@ class LeftOut:
         current.uses[self.key] = number + 1
         return func(*args, **kwargs)
 
+    def counts_for(self, module: nn.Module, current: Pass) -> bool:
+        """Whether a module with this op and no other is left out still, and count the use."""
+        own = [p for p in module._parameters.values() if p is not None]
+        number = current.uses.get(self.key, 0)
+        if number not in self.numbers or len(own) != len(self.parameters):
+            return False
+        for (_, parameter), given in zip(self.parameters, own, strict=True):
+            if given is not parameter or not parameter.requires_grad:
+                return False
+        current.uses[self.key] = number + 1
+        return True
+
     def is_same(self, args: tuple[Any, ...], kwargs: Any) -> bool:
         """Whether an op is called with the same parameters, and no other ones."""
         for place, parameter in self.parameters:

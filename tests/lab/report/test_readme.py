@@ -43,7 +43,7 @@ def test_readme_shows_what_the_records_say(folder: Path, name: str) -> None:
 
 @measured(PRECISION)
 def test_readme_shows_what_bfloat16_costs() -> None:
-    contents = precision_contents(load_records(PRECISION), load_records(RESULTS))
+    contents = precision_contents(load_records(PRECISION), load_records(REPEATED))
     assert shown("precision") == written(contents).strip()
 
 

@@ -1,0 +1,193 @@
+"""Layers of torch.nn run unwatched once they are known; here is what must not be passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+from twin import LR, SCALE, Twin, assert_trained_alike
+
+from virtualgrad import SVGD, Site, every_linear_site, virtual_grad, weights_only
+from virtualgrad.virtual import leaves
+
+BATCH, STEPS, CHANGED_AT = 6, 6, 3
+
+Change = Callable[[Any], object]
+
+
+class Network(nn.Module):
+    """Layers of every kind that is known, and a parameter of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv1d(3, 4, 3, padding=1, **options), nn.BatchNorm1d(4)
+        self.linear, self.last = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.gain = nn.Parameter(torch.rand(4))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.norm(self.conv(x))).mean(-1)
+        return self.last(self.linear(self.linear(x)).exp())
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+class OwnLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.bias
+
+
+def train_beside_twin(
+    model: nn.Module, change: Change = lambda model: None, where: Any = every_linear_site
+) -> SVGD:
+    """As the reference trains, which walks the graph; both change when all layers are known."""
+    twin, start = Twin(model), {n: p.clone() for n, p in model.state_dict().items()}
+    optimizer = SVGD(model, LR, scale=SCALE, where=where)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(STEPS):
+        if step == CHANGED_AT:
+            change(model)
+            change(twin.model)
+        x = torch.randn(BATCH, 3, 5, generator=generator).double()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        twin.optimizer.zero_grad()
+        named = [(n, p) for n, p in twin.model.named_parameters() if p.requires_grad]
+        loss = twin.model(x).square().mean()
+        found = virtual_grad(
+            loss, named, twin.rms, where=where, batch_size=BATCH, allow_unused=True
+        )
+        for (_, parameter), gradient in zip(named, found, strict=True):
+            parameter.grad = gradient
+        twin.optimizer.step()
+    assert_trained_alike(model, twin.model)
+    assert not torch.equal(model.linear.weight, start["linear.weight"])
+    return optimizer
+
+
+def share(model: Any) -> None:
+    """Another layer's weight, which is tracked under that one's name."""
+    model.last.weight = model.norm.weight
+
+
+def parametrized(model: Any) -> None:
+    parametrize.register_parametrization(model.linear, "weight", Doubled())
+
+
+def hooked(model: Any) -> None:
+    model.linear.register_forward_hook(lambda module, inputs, output: output * model.gain)
+    model.norm.register_forward_pre_hook(lambda module, inputs: inputs[0] * model.gain[:, None])
+
+
+def dilated(model: Any) -> None:
+    model.conv.padding = model.conv.dilation = (2,)
+
+
+CHANGES: dict[str, Change] = {
+    "none": lambda model: None,
+    "another's weight": share,
+    "parametrized": parametrized,
+    "hooks with a parameter": hooked,
+    "other options": dilated,
+    "eval": lambda model: model.eval(),
+}
+
+
+@pytest.mark.parametrize("where", [every_linear_site, weights_only], ids=["all", "weights"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_are_seen(change: str, where: Callable[[Site], bool]) -> None:
+    train_beside_twin(Network(), CHANGES[change], where)
+
+
+@pytest.mark.parametrize("where", [every_linear_site, weights_only], ids=["all", "weights"])
+def test_parameters_that_freeze_and_thaw(
+    where: Callable[[Site], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where every layer is watched. (The reference names a site by what requires grad.)"""
+    known, watched = Network(), Network()
+    optimizers = [SVGD(known, LR, scale=SCALE, where=where)]
+    monkeypatch.setattr(leaves, "LEAVES", {})
+    optimizers.append(SVGD(watched, LR, scale=SCALE, where=where))
+    for step in range(3 * CHANGED_AT):
+        for optimizer in optimizers:
+            for layer in ("conv", "norm", "linear", "last"):
+                is_frozen = step // CHANGED_AT == 1
+                optimizer.model.get_parameter(f"{layer}.bias").requires_grad_(not is_frozen)
+            generator = torch.Generator().manual_seed(step)
+            optimizer.zero_grad()
+            x = torch.randn(BATCH, 3, 5, generator=generator).double()
+            optimizer.model(x).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(known.state_dict(), watched.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "circular"])
+def test_a_convolution_that_pads_by_itself(mode: str) -> None:
+    train_beside_twin(Network(padding_mode=mode))
+
+
+def test_a_subclass_with_a_forward_of_its_own() -> None:
+    model = Network()
+    model.linear = OwnLinear(4, 4).double()
+    train_beside_twin(model)
+
+
+def test_an_op_that_others_have_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = F.linear
+
+    def patch(model: Any) -> None:
+        monkeypatch.setattr(F, "linear", lambda x, weight, bias: 2 * plain(x, weight, bias))
+
+    train_beside_twin(Network(), patch)
+
+
+def test_another_mode_sees_the_ops() -> None:
+    seen = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    model = Network()
+    with SVGD(model, LR, where=weights_only):
+        for _ in range(3):
+            model(torch.randn(BATCH, 3, 5).double()).sum().backward()
+        with Watching():
+            model(torch.randn(BATCH, 3, 5).double())
+    assert {F.linear, F.conv1d, F.batch_norm, F.layer_norm} <= set(seen)
+
+
+def test_a_layer_whose_input_is_a_parameter() -> None:
+    class OnParameter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.linear = nn.Parameter(torch.randn(BATCH, 4)), nn.Linear(4, 3)
+            self.double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(self.table.view(BATCH, 4)).exp() + x.mean((1, 2))[:, None]
+
+    train_beside_twin(OnParameter())
+
+
+def test_what_is_left_out_runs_as_it_is() -> None:
+    """Its backward pass, too, is torch's own: no Python in it."""
+    model, found = Network(), []
+    with SVGD(model, LR, where=weights_only):
+        model.norm.register_forward_hook(lambda m, x, sigma: found.append(sigma.grad_fn.name()))
+        for _ in range(4):
+            model(torch.randn(BATCH, 3, 5).double()).sum().backward()
+    assert found[1:] == ["NativeBatchNormBackward0"] * 3
