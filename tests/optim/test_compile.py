@@ -290,3 +290,36 @@ def test_r_lies_in_memory_as_sigma_does_and_g_is_not_copied():
     assert r.stride() == (1, 16, 4)
     assert "aten.convolution_backward" in backward[0]
     assert "aten.clone" not in backward[0]
+
+
+class Moody(nn.Module):
+    """Raises in its forward, between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, fails: bool) -> Tensor:
+        x = self.first(x)
+        if fails:
+            raise ValueError("not today")
+        return self.second(x)
+
+
+def test_an_error_in_a_compiled_forward_is_the_users_own() -> None:
+    """And the next pass is as if it had not been."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    eager = Moody().double()
+    model = copy.deepcopy(eager)
+    ours, theirs = SVGD(model, 1e-3), SVGD(eager, 1e-3)
+    run = torch.compile(model, backend="aot_eager")
+    for call, optimizer in ((run, ours), (eager, theirs)):
+        for x in torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).double():
+            optimizer.zero_grad()
+            call(x, False).square().mean().backward()
+            with pytest.raises(ValueError, match="not today"):
+                call(x, True)
+            call(x, False).square().mean().backward()
+            optimizer.step()
+    assert_same(eager, model)

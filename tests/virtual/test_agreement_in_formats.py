@@ -8,18 +8,25 @@ Each format allows a few of its own roundings.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from cases import CASES, Case, loss_of
 from devices import ON_A_GPU
-from test_agreement import OPERATORS, trainable
-from torch import Tensor
+from torch import Tensor, nn
 
-from virtualgrad import virtual_grad
-from virtualgrad.operators import StatefulOperator
+from virtualgrad import operators, virtual_grad
+from virtualgrad.operators import RMS, Operator, StatefulOperator
 from virtualgrad.virtual import Attachment, Intercept, named_parameters
+
+OPERATORS: dict[str, Callable[[], Operator]] = {
+    "identity": lambda: operators.identity,
+    "rms": RMS,
+    "rms, stale": lambda: RMS(stale=True),
+    "rms, shared": lambda: RMS(share_positions=True),
+}
 
 ALLOWED = {
     torch.float64: 1e-10,
@@ -36,7 +43,7 @@ HERE = [
 ON_THE_GPU = [
     pytest.param("cuda", dtype, operator, marks=ON_A_GPU, id=f"cuda-{str(dtype)[6:]}-{operator}")
     for dtype in ALLOWED
-    for operator in ("identity", "rms", "rms, stale", "rms, shared")
+    for operator in OPERATORS
 ]
 
 
@@ -54,6 +61,10 @@ def full_precision() -> Any:
     yield
     matmul.allow_tf32, cudnn.allow_tf32, onednn = before
     torch._C._set_mkldnn_enabled(onednn)
+
+
+def trainable(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def placed(value: Any, device: str, dtype: torch.dtype) -> Any:

@@ -101,7 +101,10 @@ class Passes:
             current.consumed = True
         self._batch_sizes.clear()
         self._forget_compiled_uses()
-        self._operator.begin_graph(first=not (under_way or failed))
+        if not failed:
+            self._operator.begin_graph(first=not under_way)
+        elif not torch.compiler.is_compiling():  # it goes on, or fails again, without tracing
+            self._operator.begin_graph()
 
     def watch_backward(self, parameter: Tensor) -> None:
         """Have one parameter tell of compiled backward passes: they consume no pass of ours."""
