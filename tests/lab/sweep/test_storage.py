@@ -34,6 +34,18 @@ def content(tmp_path):
         return list(database.iterdump())
 
 
+def test_a_server_lost_at_the_end_of_a_trial(tmp_path):
+    """Optuna then finds its trial in a state that it holds for impossible, and asserts."""
+    store = Store(f"sqlite:///{tmp_path / 'sweep.db'}")
+    with pytest.raises(SweepError, match="it went away"), store.reachable():
+        try:
+            raise sqlalchemy.exc.SQLAlchemyError("it went away")
+        finally:
+            raise AssertionError("Should not reach.")
+    with pytest.raises(AssertionError, match="another matter"), store.reachable():
+        raise AssertionError("another matter")
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [

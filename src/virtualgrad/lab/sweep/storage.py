@@ -25,6 +25,7 @@ from virtualgrad.lab.sweep.search import SweepError
 from virtualgrad.lab.sweep.studies import queue_again
 
 POSTGRESQL = "postgresql+psycopg"
+LOST = (SQLAlchemyError, StorageInternalError)
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_WRITE = 60  # that one SQLite writer waits for the others
 # A machine that vanishes must not hold the lock for the two hours that TCP would wait for it.
@@ -96,8 +97,12 @@ class Store:
         """Turn what goes wrong with the database into an error that says what to do."""
         try:
             yield
-        except (SQLAlchemyError, StorageInternalError) as error:
+        except LOST as error:
             raise self._unusable(error) from error
+        except AssertionError as error:  # Optuna's own, about the trial whose end it could not tell
+            if not isinstance(error.__context__, LOST):
+                raise
+            raise self._unusable(error.__context__) from error
 
     def _unusable(self, error: Exception) -> SweepError:
         cause = error.__cause__ if isinstance(error, StorageInternalError) else error
