@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from functorch.compile import make_boxed_func, nop
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.utils import run_and_get_code
 
 from virtualgrad import SVGD
 
@@ -97,16 +99,30 @@ def test_batches_of_changing_size(dynamic: bool | None) -> None:
     assert graphs() <= 2  # one for the first size, one for all others (or one per size)
 
 
-def test_sequences_of_changing_length_share_positions() -> None:
+@pytest.mark.parametrize("stale", [True, False])
+def test_sequences_of_changing_length_share_positions(stale: bool) -> None:
     torch.manual_seed(0)
     eager = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     model = copy.deepcopy(eager)
     run = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     inputs = [torch.randn(5, length, 3).double() for length in (7, 8, 9, 6)]
-    train(run, SVGD(model, 1e-3, share_positions=True), inputs)
-    train(eager, SVGD(eager, 1e-3, share_positions=True), inputs)
+    train(run, SVGD(model, 1e-3, share_positions=True, stale=stale), inputs)
+    train(eager, SVGD(eager, 1e-3, share_positions=True, stale=stale), inputs)
     assert_same(eager, model)
     assert graphs() <= 2
+
+
+def test_all_sites_count_in_one_kernel() -> None:
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)])
+    optimizer = SVGD.released(model, 1e-6)
+    run = torch.compile(model, fullgraph=True)
+
+    def step() -> None:
+        train(run, optimizer, [torch.randn(4, 8)])
+
+    _, codes = run_and_get_code(step)
+    names = re.findall(r"^(cpp_fused\w*) = async", codes[-1], re.MULTILINE)
+    assert len([name for name in names if "arange" in name]) == 1, names
 
 
 def test_attached_after_compilation() -> None:

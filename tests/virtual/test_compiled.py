@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, loss_of
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from virtualgrad.operators import RMS, Operator, Sign, StatefulOperator
 from virtualgrad.virtual import Attachment, Intercept, named_parameters
@@ -19,6 +21,7 @@ OPERATORS: dict[str, Callable[[], Operator]] = {
     "rms": RMS,
     "rms, stale": lambda: RMS(stale=True),
     "rms, shared": lambda: RMS(per_sample=False, share_positions=True),
+    "rms, by rows": lambda: RMS(per_sample=False, share_positions=True, stale=True),
 }
 
 
@@ -68,3 +71,63 @@ def test_compiled_equals_eager(case: str, operator: str) -> None:
         for (name, p), (_, q) in zip(trainable(eager), trainable(compiled), strict=True):
             # (A bias before batch norm has a gradient of zero, up to rounding.)
             assert (p.grad - q.grad).norm() < 1e-10 * p.grad.norm() + 1e-13, name
+
+
+class Convolutions(nn.Module):
+    """Batched, grouped, without a bias, and a linear layer on sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.grouped = nn.Conv2d(4, 6, 3, groups=2, bias=False)
+        self.linear = nn.Linear(36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.grouped(self.first(x).relu()).flatten(2))
+
+
+def backward_graph(operator: Operator, *, dynamic: bool) -> list[Any]:
+    """The nodes of the compiled backward pass."""
+    graphs: list[Any] = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    model = Convolutions()
+    Attachment(model, Intercept(named_parameters(model), operator))
+    backend = aot_autograd(fw_compiler=lambda g, _: make_boxed_func(g.forward), bw_compiler=keep)
+    run = torch.compile(model, fullgraph=True, dynamic=dynamic, backend=backend)
+    run(torch.randn(4, 3, 8, 8)).square().mean().backward()
+    (graph,) = graphs
+    return list(graph.graph.nodes)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_by_rows_one_g_serves_input_and_weight(dynamic: bool) -> None:
+    # Of the second convolution: its input needs a gradient, too.
+    def masks(operator: str) -> list[list[bool]]:
+        nodes = backward_graph(OPERATORS[operator](), dynamic=dynamic)
+        target = torch.ops.aten.convolution_backward.default
+        return [node.args[-1] for node in nodes if node.target is target]
+
+    assert masks("rms, by rows") == [[True, True, False], [False, True, True]]
+    assert len(masks("rms, shared")) == 3  # r is updated first: T(g) is made
+
+
+def test_by_rows_a_parameter_that_is_left_out_has_its_plain_gradient() -> None:
+    model, plain = (Convolutions() for _ in range(2))
+    plain.load_state_dict(model.state_dict())
+    operator = OPERATORS["rms, by rows"]()
+    weights = Intercept(
+        named_parameters(model), operator, where=lambda site: site.roles == ("weight",)
+    )
+    Attachment(model, weights)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 3, 8, 8)
+    run(x).square().mean().backward()
+    plain(x).square().mean().backward()
+    for (name, p), (_, q) in zip(trainable(model), trainable(plain), strict=True):
+        # r is 0 before the first step: f is 1 / sqrt(eps) for every row; activations keep g.
+        factor = 1e3 if name.endswith("weight") else 1
+        torch.testing.assert_close(p.grad, factor * q.grad, rtol=1e-12, atol=0)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.counts import Counts, keep_static
+from virtualgrad.operators.counts import Graphs, keep_static
 from virtualgrad.operators.statistic import accumulated, mean_square, sum_of_squares
 
 
@@ -30,31 +30,31 @@ class Compiled:
 
     Attributes:
         candidate: what the next commit makes of r; r itself if no pass has reached the site.
-        counting: where this site counts, with others.
-        counts: the table there.
-        row: this site's.
+        graphs: the numbers of the graphs that passes go through.
+        counts: (e, m, last) since the last commit, last being the number of the last graph. They
+            have r's dtype, so that one launch can copy both (e is exact in float32 up to 2^24, and
+            then to seven digits).
         gradient: as in :class:`~virtualgrad.operators.running.Running`.
     """
 
-    def __init__(self, r: Tensor, gradient: Tensor | None, counting: Counts, row: int) -> None:
+    def __init__(self, r: Tensor, gradient: Tensor | None, graphs: Graphs) -> None:
         self.r = r
         self.candidate = r.clone()
-        self.counting = counting
-        self.counts = counting.table
-        self.row = row
+        self.graphs = graphs
+        self.counts = graphs.zeros.clone()
         self.gradient = gradient
-        for tensor in (r, self.candidate, gradient):
+        for tensor in (r, self.candidate, self.counts, gradient):
             if tensor is not None:
                 keep_static(tensor)
 
     def counted(self) -> tuple[int, int]:
         """(e, m) since the last commit; the host waits for them."""
-        elements, samples, _ = self.counts[self.row].tolist()
+        elements, samples, _ = self.counts.tolist()
         return round(elements), round(samples)
 
     def has_counted_twice(self) -> bool:
         """Whether two passes through one graph have come since the last commit; the host waits."""
-        return bool(self.counts[self.row, 2].isnan())
+        return bool(self.counts[2].isnan())
 
     def add(
         self,
@@ -79,9 +79,9 @@ class Compiled:
             rho: decay of r.
             loss_scale: the factor of the loss.
             unit_is_sample: whether g is to be that of one sample's loss.
-            graph: the number of the pass's graph (:mod:`.counts`), where nobody else knows whether
-                it is the first pass through it. (Without samples g is added up: any number of
-                passes will do.)
+            graph: the number of the pass's graph, thrice (:mod:`.counts`), where nobody else knows
+                whether it is the first pass through it. (Without samples g is added up: any number
+                of passes will do.)
         """
         if counts is None:
             self.add_gradient(accumulated(g) / loss_scale, axes, rho=rho)
@@ -102,26 +102,25 @@ class Compiled:
         graph: Tensor | None = None,
     ) -> Tensor:
         """Take in the sum of g^2 over ``elements`` numbers of ``samples`` samples."""
-        before = self.counts[self.row]
+        before = self.counts
         e_before, m_before = before[0], before[1]
         e, m = e_before + elements, m_before + samples
         unit, unit_before = (m, m_before.clamp(min=1)) if unit_is_sample else (1, 1)
         earlier = (self.candidate - rho * self.r) * (e_before / (unit_before**2 * (1 - rho)))
-        is_new = None if graph is None else graph > before[2]
+        is_new = None if graph is None else graph[2] > before[2]
         has_earlier = e_before > 0 if is_new is None else (e_before > 0) & is_new
         total = squares + torch.where(has_earlier, earlier, 0)
         updated: Tensor = rho * self.r + (1 - rho) * (unit * unit / e) * total
         self.candidate.copy_(updated if is_new is None else torch.where(is_new, updated, math.nan))
-        # Column by column: a compiler reads each number of the row once, and makes fewer kernels.
-        column = torch.arange(3, device=self.counts.device)
-        counted = before + torch.where(column == 0, elements, samples)
+        place = torch.arange(3, device=self.counts.device)
+        counted = before + torch.where(place == 0, elements, samples)
         latest = before if graph is None else torch.where(graph > before, graph, math.nan)
-        self.counts[self.row] = torch.where(column == 2, latest, counted)
+        self.counts.copy_(torch.where(place == 2, latest, counted))  # all three by one kernel
         return updated
 
     def add_to_last(self, squares: Tensor, *, rho: Any, unit_is_sample: bool) -> None:
         """Add to the sum of squares of samples that are counted already."""
-        e, m = self.counts[self.row, 0], self.counts[self.row, 1]
+        e, m = self.counts[0], self.counts[1]
         unit = m if unit_is_sample else 1
         added = (1 - rho) * (unit * unit / e) * squares
         self.candidate.copy_(torch.maximum(self.candidate + added, rho * self.r))
@@ -130,6 +129,6 @@ class Compiled:
         """Take in a g without a sample axis."""
         assert self.gradient is not None
         self.gradient.add_(g)
-        self.counts[self.row] += 1  # reached
+        self.counts.add_(1)  # reached
         statistic = mean_square(self.gradient, averaged)
         self.candidate.copy_(rho * self.r + (1 - rho) * statistic)

@@ -21,45 +21,42 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROWS_OF_COUNTS = 1024
-"""Sites that count in one table."""
 
-
-class Counts:
-    """A table in which many sites count: a compiler makes fewer kernels of one than of many.
+class Graphs:
+    """The numbers of graphs, for all sites of one device and dtype.
 
     Args:
         like: r of one of the sites.
         name: under which the number of the present graph is shown to compilers.
 
     Attributes:
-        table: (e, m, last) since the last commit, a row for each site. They have r's dtype, so that
-            one launch can copy both (e is exact in float32 up to 2^24, and then to seven digits).
-        zeros: what the table is set to by commits.
-        graph: the number of the present graph.
+        number: that of the present graph, once for each of the three things that a site counts: a
+            compiler makes one kernel of the countings of many sites if they read something
+            together, but not for the sake of a single number.
+        zeros: what commits set the counts of a site to.
     """
 
     def __init__(self, like: Tensor, name: str) -> None:
         self.name = name
-        self.table, self.zeros = (like.new_zeros(ROWS_OF_COUNTS, 3) for _ in range(2))
-        keep_static(self.table)
+        self.zeros = like.new_zeros(3)
         self._numbers: list[Tensor] = []
         self._ended = 0  # graphs since 1 was the number
-        self.graph = self._number()
+        self.number = self._number()
 
-    def begin_graph(self, *, first: bool) -> None:
+    def begin(self, *, first: bool) -> None:
         """The passes that begin from now on belong to another graph.
 
-        Numbers begin with 1 again (``first``) if no pass is under way, and the table is empty. So
+        Numbers begin with 1 again (``first``) if no pass is under way, and nothing is counted. So
         all steps with one backward pass read the same tensor, as a captured one has to.
         """
         self._ended = 0 if first else self._ended + 1
-        self.graph = self._number()
+        self.number = self._number()
 
     def _number(self) -> Tensor:
         while self._ended >= len(self._numbers):
-            number = self.table.new_full((), len(self._numbers) + 1)
-            keep_static(number)
+            number = torch.full_like(self.zeros, len(self._numbers) + 1)
+            # Not marked as of one size, too: those that are made while tracing would not be.
+            torch._dynamo.mark_static_address(number)
             self._numbers.append(number)
         return self._numbers[self._ended]
 

@@ -43,36 +43,51 @@ class InCompiledPass:
             _as_tensor(numbers.eps),
             _as_tensor(numbers.loss_scale),
         )
+        self.site = site
         self.strides = sigma.reshape(rms.layout_at(site).view).stride()
 
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return s g / sqrt(r + eps), and write the candidate of the new r."""
-        rms, numbers, layout = self.rms, self.numbers, self.rms.layout_at(site)
+        rms, layout = self.rms, self.rms.layout_at(site)
         if rms.learns_nothing(g):
             return g
-        viewed = g.reshape(layout.view)
+        updated = self.note(g)
+        factor = self.factor(g.dtype, g.device) if rms.stale else factor_by(updated, self.numbers)
+        factor = factor.reshape(layout.broadcast_shape(rms.share_positions))
+        return (g.reshape(layout.view) * factor).to(g.dtype).reshape(g.shape)
+
+    def factor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """S / sqrt(r + eps), r of before, for a g of this dtype."""
+        return factor_by(self._kept(dtype, device).r, self.numbers)
+
+    def note(self, g: Tensor) -> Tensor:
+        """Write the candidate of the new r; the new r, as T goes by it."""
+        rms, layout = self.rms, self.rms.layout_at(self.site)
+        axes = layout.averaged_axes(rms.share_positions)
+        counts = (prod([layout.view[axis] for axis in axes]), layout.samples)
+        return self._kept(g.dtype, g.device).add(
+            g.reshape(layout.view),
+            axes,
+            counts=None if layout.sample_axis is None else counts,
+            rho=self.numbers.rho,
+            loss_scale=self.numbers.loss_scale,
+            unit_is_sample=rms.unit_is_sample,
+            graph=getattr(rms.sites, rms.sites.graph_at(self.site.key)),
+        )
+
+    def _kept(self, dtype: torch.dtype, device: torch.device) -> Compiled:
+        """What is kept for the site; there is room for it before anything is traced."""
+        rms, key, layout = self.rms, self.site.key, self.rms.layout_at(self.site)
         axes = layout.averaged_axes(rms.share_positions)
         kept = [axis for axis in range(len(layout.view)) if axis not in axes]
         shape = tuple([fixed(layout.view[axis]) for axis in kept])
         strides = tuple([fixed(self.strides[axis]) for axis in kept])
         gradient = tuple([fixed(n) for n in layout.view]) if layout.sample_axis is None else None
-        name = rms.sites.begin_compiled(site.key, shape, strides, gradient, g.dtype, g.device)
+        name = rms.sites.begin_compiled(key, shape, strides, gradient, dtype, device)
         compiled: Compiled = getattr(rms.sites, name)
         if tuple(compiled.r.shape) != shape:
-            require_same_shape(site.key, shape, tuple([fixed(n) for n in compiled.r.shape]))
-        counts = (prod([layout.view[axis] for axis in axes]), layout.samples)
-        updated = compiled.add(
-            viewed,
-            axes,
-            counts=None if layout.sample_axis is None else counts,
-            rho=numbers.rho,
-            loss_scale=numbers.loss_scale,
-            unit_is_sample=rms.unit_is_sample,
-            graph=getattr(rms.sites, rms.sites.graph_at(site.key)),
-        )
-        factor = factor_by(compiled.r if rms.stale else updated, numbers)
-        factor = factor.reshape(layout.broadcast_shape(rms.share_positions))
-        return (viewed * factor).to(g.dtype).reshape(g.shape)
+            require_same_shape(key, shape, tuple([fixed(n) for n in compiled.r.shape]))
+        return compiled
 
 
 @never_traced("virtualgrad: on several processes a compiled model needs stale=True")

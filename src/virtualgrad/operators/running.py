@@ -186,8 +186,7 @@ def _copy_and_count_anew(
     """
     if not compiled:
         return
-    countings = {id(kept.counting): kept.counting for kept in compiled}.values()
-    zeroed = [(counting.table, counting.zeros) for counting in countings]
+    zeroed = [(kept.counts, kept.graphs.zeros) for kept in compiled]
     targets, sources = zip(*pairs, *zeroed, strict=True)
     torch._foreach_copy_(targets, sources)
     gradients = [kept.gradient for kept in compiled if kept.gradient is not None]

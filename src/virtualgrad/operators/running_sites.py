@@ -7,7 +7,7 @@ from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators.compiled import Compiled
-from virtualgrad.operators.counts import ROWS_OF_COUNTS, Counts
+from virtualgrad.operators.counts import Graphs
 from virtualgrad.operators.finite import accumulation_dtype
 from virtualgrad.operators.running import Running
 
@@ -24,8 +24,7 @@ class RunningSites:
     def __init__(self) -> None:
         self.kept: dict[str, Running] = {}
         self._names: dict[str, str] = {}  # site -> its attribute, for good
-        self._counts: dict[Kind, list[Counts]] = {}
-        self._counting: dict[Kind, int] = {}  # sites that count there
+        self._graphs: dict[Kind, Graphs] = {}
 
     def find_or_begin(self, key: str, like: Tensor, dtype: torch.dtype) -> Running:
         """What is kept for a site, on its device; zeros, laid out as ``like``, for a new one."""
@@ -64,22 +63,18 @@ class RunningSites:
             if gradient_shape is not None:
                 summed_in = dtype if dtype.is_complex else accumulation_dtype(dtype)
                 gradient = torch.zeros(gradient_shape, dtype=summed_in, device=device)
-            running.compiled = Compiled(running.r, gradient, *self._row_of_counts(running.r))
+            running.compiled = Compiled(running.r, gradient, self._graphs_of(running.r))
         name = self._names.setdefault(key, f"site{len(self._names)}")
         setattr(self, name, running.compiled)
         return name
 
-    def _row_of_counts(self, r: Tensor) -> tuple[Counts, int]:
-        """The table in which a new site counts, and its row there."""
+    def _graphs_of(self, r: Tensor) -> Graphs:
+        """The numbers of graphs for a new site."""
         kind = (r.device, r.dtype)
-        number, row = divmod(self._counting.get(kind, 0), ROWS_OF_COUNTS)
-        self._counting[kind] = self._counting.get(kind, 0) + 1
-        of_kind = self._counts.setdefault(kind, [])
-        if number == len(of_kind):
-            tables = sum(len(some) for some in self._counts.values())
-            of_kind.append(Counts(r, f"graph{tables}"))
-            self._show_graph(of_kind[number])
-        return of_kind[number], row
+        if kind not in self._graphs:
+            self._graphs[kind] = Graphs(r, f"graph{len(self._graphs)}")
+            self._show(self._graphs[kind])
+        return self._graphs[kind]
 
     # ---------------------------------------------------------------- which graph it is
 
@@ -88,19 +83,18 @@ class RunningSites:
         """The attribute that has the number of the present graph for a site that was begun."""
         compiled = self.kept[key].compiled
         assert compiled is not None
-        return compiled.counting.name
+        return compiled.graphs.name
 
     def begin_graph(self, *, first: bool) -> None:
         """The compiled passes that begin from now on belong to another graph."""
-        for of_kind in self._counts.values():
-            for counts in of_kind:
-                counts.begin_graph(first=first)
-                self._show_graph(counts)
+        for graphs in self._graphs.values():
+            graphs.begin(first=first)
+            self._show(graphs)
 
     def counted_twice(self) -> list[str]:
         """Sites that two compiled passes through one graph have reached; the host waits."""
         pairs = [(key, running.compiled) for key, running in self.kept.items()]
         return [key for key, kept in pairs if kept is not None and kept.has_counted_twice()]
 
-    def _show_graph(self, counts: Counts) -> None:
-        setattr(self, counts.name, counts.graph)
+    def _show(self, graphs: Graphs) -> None:
+        setattr(self, graphs.name, graphs.number)

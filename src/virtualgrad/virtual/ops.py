@@ -193,15 +193,20 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def hold_fixed(value: Any, fixed: Callable[[Tensor], bool]) -> Any:
     """Replace every tensor in (nested) arguments for which ``fixed`` holds by its detached self."""
+    return map_tensors(value, lambda t: t.detach() if t.requires_grad and fixed(t) else t)
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Replace every tensor in (nested) arguments by what a function makes of it."""
     if isinstance(value, Tensor):
-        return value.detach() if value.requires_grad and fixed(value) else value
+        return function(value)
     if not isinstance(value, CONTAINERS) or not value:
         return value
     # A call for each tensor or container, but none for numbers: compilers trace every call.
     items = []
     for item in value.values() if isinstance(value, dict) else value:
         may_hold = isinstance(item, MAY_HOLD_TENSORS)
-        items.append(hold_fixed(item, fixed) if may_hold else item)
+        items.append(map_tensors(item, function) if may_hold else item)
     if isinstance(value, dict):
         return dict(zip(value, items, strict=True))
     return type(value)(items) if type(value) in (list, tuple) else value

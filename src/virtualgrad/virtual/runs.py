@@ -1,7 +1,8 @@
 """Encapsulation 1, the run: the ways to run an op at a site, with T in its backward pass.
 
 * **once**, where the op has a Function of its own;
-* **joined**, any other: main and shadow, as :mod:`.ops` has it, at the price of a second forward;
+* **joined**, any other: main and shadow, as :mod:`.ops` has it, at the price of a second forward
+  (compiled, of none: one of them is dead code; :mod:`.rows` is for what is simpler there);
 * **in place**, ``x op= theta``: as joined, with the shadow made first.
 """
 
@@ -15,6 +16,7 @@ from virtualgrad.virtual.calls import Call, Fused
 from virtualgrad.virtual.ops import Join, Transforms
 from virtualgrad.virtual.plans import Plans
 from virtualgrad.virtual.remembered import Part
+from virtualgrad.virtual.rows import run_by_rows
 from virtualgrad.virtual.tracking import Pass, Transform
 
 
@@ -46,6 +48,10 @@ def run_joined(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tenso
     if torch.compiler.is_compiling() and plans.leave_out(plan):
         return call.plain()  # the main one of before is dead code to a compiler
     main = call.main() if main is None else main
+    if torch.compiler.is_compiling():
+        by_rows = run_by_rows(call, plan, main)
+        if by_rows is not None:
+            return by_rows
     shadows = [call.shadow(part, call.args) for part, _ in plan]
     transforms = [Transform(operator, part, current, main) for part, operator in plan]
     sigma: Tensor = Join.apply(transforms, False, main, *shadows)

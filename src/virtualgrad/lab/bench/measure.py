@@ -11,7 +11,7 @@ import torch
 from virtualgrad.lab.bench.floor import Counts, floor_ratio
 from virtualgrad.lab.bench.memory import allocated, peak_beyond, release
 from virtualgrad.lab.bench.methods import REFERENCE, Method
-from virtualgrad.lab.bench.modes import Mode, Precision
+from virtualgrad.lab.bench.modes import MODES, Mode, Precision
 from virtualgrad.lab.bench.networks import Network
 from virtualgrad.lab.bench.rows import Row
 from virtualgrad.lab.bench.timing import Step, Timings, clock_of, interleave, reason
@@ -77,6 +77,8 @@ def measure(
         turns: With other calls, if there are any.
     """
     setup, made, turns = workshop.setup, _Made(), turns or Turns()
+    with turns.measuring():
+        _choose_kernels(case, workshop)
     with turns.making():
         _make_all(case, workshop, on_block, made)
     with turns.measuring():
@@ -92,22 +94,25 @@ def measure(
     return [_row(case, method, made, counts, setup.bandwidth) for method in case.methods]
 
 
-def _fill_workspaces(case: Case, workshop: Workshop) -> None:
-    """Make two steps for nothing: cuBLAS takes its workspace at the first, and keeps it.
+def _choose_kernels(case: Case, workshop: Workshop) -> None:
+    """Make two eager steps for nothing, where that is still to be done.
 
-    It would count as memory of the optimizer that happens to come first.
+    cuDNN chooses its kernels by trial at the first, for this network and format, and wants the GPU
+    for itself; cuBLAS takes its workspace, and keeps it: it would count as memory of the optimizer
+    that happens to come first.
     """
-    if workshop.setup.device.type == "cuda" and not case.mode.compiled:  # pragma: no cover
-        work = workshop.make(case.methods[0], case.mode)
+    device = workshop.setup.device
+    if device.type == "cuda" and not workshop.has_chosen_kernels:  # pragma: no cover
+        work = workshop.make(case.methods[0], MODES["eager"])
         for _ in range(2):
             work.step()
         del work
-        release(workshop.setup.device)
+        release(device)
+        workshop.has_chosen_kernels = True
 
 
 def _make_all(case: Case, workshop: Workshop, on_block: OnBlock, made: _Made) -> None:
     """Make every optimizer with its model; those that fail leave an error."""
-    _fill_workspaces(case, workshop)
     pool = torch.cuda.graph_pool_handle() if case.mode.graphed else None
     for method in case.methods:
         on_block(method.name)

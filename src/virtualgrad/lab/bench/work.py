@@ -104,7 +104,12 @@ class Workshop:
     Each optimizer gets a model of its own, all from the same seed. But a compilation takes up to a
     minute, so compiled models are kept, for both compiled modes, and optimizers that do not touch
     the model take turns on one.
+
+    Attributes:
+        has_chosen_kernels: whether libraries that choose by trial have done so.
     """
+
+    has_chosen_kernels = False
 
     def __init__(self, network: Network, precision: Precision, setup: Setup) -> None:
         self.network, self.precision, self.setup = network, precision, setup
