@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +11,7 @@ from torch import Tensor
 from virtualgrad.operators.base import require_shape
 
 
-@dataclass(frozen=True)
-class RMSSettings:
+class RMSSettings(NamedTuple):
     """The numbers of Algorithm 1 at one site: s, rho and eps; and the factor of the loss."""
 
     scale: Any = 1.0  # numbers, or tensors in a compiled pass

@@ -12,17 +12,19 @@ Which axes of sigma mean what decides what T may average over. An axis of sigma 
 * a **parameter axis** if it comes from the parameter (output features, channels),
 * the **sample axis** if it comes from the data and counts the samples of the batch,
 * a **position axis** otherwise (rows and columns of an image, steps of a sequence).
+
+Both records are tuples: a compiler makes those at once, where it would trace the making of a
+dataclass line by line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """How the axes of sigma are to be read.
 
     Attributes:
@@ -119,8 +121,7 @@ def _unsampled(shape: tuple[int, ...], parameter_axes: frozenset[int], batch_dim
     return Layout((*shape[:batch_dim], *shape[batch_dim + 1 :]), axes, None, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """One op that takes parameters directly, and its output sigma.
 
     Attributes:
@@ -152,9 +153,7 @@ class Site:
             return self
         kept = [(p, r) for p, r in zip(self.parameters, self.roles, strict=True) if p in names]
         parameters, roles = zip(*kept, strict=True)
-        return Site(
-            self.key, self.op, parameters, roles, self.linear, self.shape, self.layout
-        )  # not by dataclasses.replace, which compilers trace slowly
+        return Site(self.key, self.op, parameters, roles, self.linear, self.shape, self.layout)
 
     def state_elements(self, share_positions: bool = False) -> int:
         """How many numbers a statistic of g, such as the paper's r, holds at this site."""

@@ -1,8 +1,7 @@
 """Encapsulation 1, one call: a torch function that is linear in tracked parameters.
 
 A call can run as it is, with some tensors held fixed (:mod:`.ops` needs both halves), or, where the
-op has a Function of its own, in one forward. Both records are tuples: a compiler makes those at
-once, where it would trace the making of a dataclass line by line.
+op has a Function of its own, in one forward. (Both records are tuples, as sites are.)
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Call(NamedTuple):
     def main(self, out_of_place: bool = False) -> Tensor:
         """Run the function with the tracked parameters held fixed."""
         tracked = [use.tensor for use in self.uses]
-        args, kwargs = hold_fixed((self.args, self.kwargs), lambda tensor: _is_in(tensor, tracked))
+        args, kwargs = hold_fixed(self.args, self.kwargs, lambda tensor: _is_in(tensor, tracked))
         pull_back = self.rule.pull_back if out_of_place else None
         result: Tensor = (pull_back or self.function)(*args, **kwargs)
         return result
@@ -70,7 +69,7 @@ class Call(NamedTuple):
     def shadow(self, part: Site, args: tuple[Any, ...]) -> Tensor:
         """Run the pull-back's function with everything but a part's parameters held fixed."""
         free = [use.tensor for use in self.uses if use.parameter in part.parameters]
-        args, kwargs = hold_fixed((args, self.kwargs), lambda tensor: not _is_in(tensor, free))
+        args, kwargs = hold_fixed(args, self.kwargs, lambda tensor: not _is_in(tensor, free))
         result: Tensor = (self.rule.pull_back or self.function)(*args, **kwargs)
         return result
 

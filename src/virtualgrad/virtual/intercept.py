@@ -199,7 +199,7 @@ class Intercept(TorchFunctionMode):
         return memory.run(func, args, kwargs, self.passes.current, self.batch_dim)
 
     def _meets_parameter(self, args: tuple[Any, ...], kwargs: Any) -> bool:
-        names = [self.tracked.name_of(tensor) for tensor in tensors_in((args, kwargs))]
+        names = [self.tracked.name_of(tensor) for tensor in tensors_in(args, kwargs)]
         return any([name is not None for name in names])
 
     def _transparent(self, func: Any, args: Any, kwargs: Any, kind: str) -> Any:
@@ -236,7 +236,7 @@ class Intercept(TorchFunctionMode):
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         bound = rule.bind(args, kwargs)
-        tensors = tensors_in((args, kwargs))
+        tensors = tensors_in(args, kwargs)
         uses = uses_in(rule, bound, tensors, self.tracked)
         if not uses:
             return self._other(func, args, kwargs)

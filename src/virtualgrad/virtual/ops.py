@@ -191,33 +191,44 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def hold_fixed(value: Any, fixed: Callable[[Tensor], bool]) -> Any:
-    """Replace every tensor in (nested) arguments for which ``fixed`` holds by its detached self."""
-    return map_tensors(value, lambda t: t.detach() if t.requires_grad and fixed(t) else t)
+def hold_fixed(args: Any, kwargs: Any, fixed: Callable[[Tensor], bool]) -> tuple[Any, Any]:
+    """Replace every tensor in arguments for which ``fixed`` holds by its detached self."""
+    return map_arguments(args, kwargs, lambda t: t.detach() if t.requires_grad and fixed(t) else t)
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+# The two below ask what an item is before they call anything for it: compilers trace every call.
+
+
+def map_arguments(
+    args: Any, kwargs: Any, function: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace every tensor in (nested) arguments by what a function makes of it."""
+    mapped = [_mapped(a, function) if isinstance(a, MAY_HOLD_TENSORS) else a for a in args]
+    if not kwargs:
+        return tuple(mapped), kwargs
+    return tuple(mapped), {name: _mapped(value, function) for name, value in kwargs.items()}
+
+
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return function(value)
-    if not isinstance(value, CONTAINERS) or not value:
-        return value
-    # A call for each tensor or container, but none for numbers: compilers trace every call.
-    items = []
-    for item in value.values() if isinstance(value, dict) else value:
-        may_hold = isinstance(item, MAY_HOLD_TENSORS)
-        items.append(map_tensors(item, function) if may_hold else item)
     if isinstance(value, dict):
-        return dict(zip(value, items, strict=True))
-    return type(value)(items) if type(value) in (list, tuple) else value
+        return {name: _mapped(item, function) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_mapped(item, function) for item in value])
+    return value
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(*values: Any) -> list[Tensor]:
     """All tensors in (nested) arguments, in order, each as often as it stands there."""
-    if not isinstance(value, CONTAINERS):
-        return [value] if isinstance(value, Tensor) else []
     found: list[Tensor] = []
-    for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, MAY_HOLD_TENSORS):  # as above
-            found += tensors_in(item)
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, CONTAINERS):
+            for item in value.values() if isinstance(value, dict) else value:
+                if isinstance(item, Tensor):
+                    found.append(item)
+                elif isinstance(item, CONTAINERS):
+                    found += tensors_in(item)
     return found

@@ -7,7 +7,6 @@ own. So a site falls into parts with one operator each. They depend on little, a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,7 +97,7 @@ class Plans:
         for number, names in enumerate(groups.values()):
             part = site.only(*names)
             if number > 0:  # sigma's r is the first group's; another one keeps its own
-                part = replace(part, key=f"{site.key}[{names[0]}]")
+                part = part._replace(key=f"{site.key}[{names[0]}]")
             self._note_parameters(part.key, tuple(names), torch.compiler.is_compiling())
             plan.append((part, self.operator))
         return [*plan, (site.only(*left), identity)] if left else plan

@@ -20,7 +20,7 @@ from torch import Tensor
 from virtualgrad.operators import RMS, identity
 from virtualgrad.operators.rms_compiled import InCompiledPass
 from virtualgrad.virtual.calls import Call
-from virtualgrad.virtual.ops import map_tensors
+from virtualgrad.virtual.ops import map_arguments
 from virtualgrad.virtual.plans import Plan
 
 HAS_ROWS = ("linear", "conv1d", "conv2d", "conv3d")
@@ -91,7 +91,7 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     def replaced(tensor: Tensor) -> Tensor:
         return next((new for old, new in scaled if old is tensor), tensor)
 
-    args, kwargs = map_tensors((call.args, call.kwargs), replaced)
+    args, kwargs = map_arguments(call.args, call.kwargs, replaced)
     result: Tensor = call.function(*args, **kwargs)
     for passed in passes:
         result = Seen.apply(passed, result)
