@@ -15,11 +15,13 @@ from rich.console import Console
 
 from virtualgrad.lab.console import errors_told, say
 from virtualgrad.lab.devices import setup_named
-from virtualgrad.lab.options import Amp, Device, Stretched
+from virtualgrad.lab.options import Amp, Device, Markdown, Stretched
 from virtualgrad.lab.recipes import RECIPES
-from virtualgrad.lab.report.markdown import DIGITS_WARNING
+from virtualgrad.lab.report.markdown import DIGITS_WARNING, written
+from virtualgrad.lab.report.readme import update_readme
 from virtualgrad.lab.report.terminal import print_contents
 from virtualgrad.lab.reproduce import load_data
+from virtualgrad.lab.sweep.comparison import PLACE, compared, load_summaries
 from virtualgrad.lab.sweep.plan import Sweep, optimizers_named, recipe_named
 from virtualgrad.lab.sweep.results import Result, content_of
 from virtualgrad.lab.sweep.search import SweepError
@@ -33,8 +35,11 @@ MOST_WORKERS = 8  # by default; each keeps the data in memory
 
 def sweep(
     which: Annotated[
-        str, typer.Argument(metavar="|".join(RECIPES), help="The recipe whose network to train.")
-    ],
+        str,
+        typer.Argument(
+            metavar="|".join(RECIPES), help="The recipe whose network to train; none with --table."
+        ),
+    ] = "",
     *,
     optimizer: Annotated[
         str,
@@ -68,6 +73,16 @@ def sweep(
     ] = "",
     device: Device = "auto",
     amp: Amp = False,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Search nothing: one table of the sweeps whose folders lie in this one.",
+            file_okay=False,
+            exists=True,
+        ),
+    ] = None,
+    page: Markdown = None,
 ) -> None:
     """Search learning rate (and, for SVGD, scale) of optimizers, each with as many trials.
 
@@ -79,6 +94,10 @@ def sweep(
     Example: virtualgrad sweep mlp --optimizer all --trials 50 --steps 2000
     """
     console = Console()
+    if table is not None:
+        with errors_told(console, "Stopped."):
+            _show_table(table, page, console)
+        return
     recipe = shortened(recipe_named(which), steps)
     optimizers, left_out = optimizers_named(optimizer, recipe)
     setup = setup_named(device, amp=amp)
@@ -91,6 +110,14 @@ def sweep(
         data = load_data(recipe.data, console).name
         plan = Sweep(recipe, optimizers, trials, seeds, setup, data, name or recipe.name)
         _run(plan, storage or f"sqlite:///{out / DATABASE}", many, out, console)
+
+
+def _show_table(folder: Path, page: Path | None, console: Console) -> None:
+    """Print the sweeps of a folder side by side, and put the table into a Markdown file."""
+    content = compared(load_summaries(folder))
+    print_contents([content], console)
+    if page is not None:
+        update_readme(page, {PLACE: written([content])})
 
 
 def _run(plan: Sweep, url: str, workers: int, out: Path, console: Console) -> None:
@@ -107,8 +134,9 @@ def _run(plan: Sweep, url: str, workers: int, out: Path, console: Console) -> No
     from virtualgrad.lab.sweep.write import write_results  # noqa: PLC0415
 
     found = run_searches(plan.searches(), Store(url), workers, console)
+    # A study may have more, from a call with more trials: the same number for all is fair.
     results = [
-        Result(plan.recipe, optimizer, tuple(trials))
+        Result(plan.recipe, optimizer, tuple(trials[: plan.trials]))
         for optimizer, trials in zip(plan.optimizers, found, strict=True)
     ]
     print_contents([content_of(results)], console)
