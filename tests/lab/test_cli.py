@@ -10,16 +10,17 @@ from tiny_lab import TINY, tiny_data
 from typer.testing import CliRunner
 
 from virtualgrad.errors import VirtualGradError
-from virtualgrad.lab import cli
+from virtualgrad.lab import cli, reproduce_command
 from virtualgrad.lab.data import DataUnavailableError
 from virtualgrad.lab.readings import READINGS
+from virtualgrad.lab.recipes import RECIPES
 from virtualgrad.lab.record import Record, load_records
 from virtualgrad.lab.reproduce import DATA
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    monkeypatch.setitem(cli.RECIPES, "tiny", TINY)
+    monkeypatch.setitem(RECIPES, "tiny", TINY)
     monkeypatch.setitem(DATA, "tiny", tiny_data)
 
 
@@ -29,12 +30,25 @@ def run(*arguments):
     )
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["reproduce"], ["report"], ["data"], ["lemma"], ["theorem"], ["paths"]]
-)
-def test_help(command):
-    result = run(*command, "--help")
-    assert result.exit_code == 0 and "Usage" in result.output
+def test_help_names_every_command_without_torch():
+    code = (
+        "import sys; from virtualgrad.lab.cli import app; app(['--help'], standalone_mode=False);"
+        "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not [name for name in cli.COMMANDS if name not in done.stdout]
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help(name):
+    result = run(name, "--help")
+    assert result.exit_code == 0 and f" {name} [OPTIONS]" in result.output
+    assert cli.command_named(name).help.partition("\n\n")[0] == cli.COMMANDS[name]
+
+
+def test_a_command_that_does_not_exist():
+    result = run("reprodce")
+    assert result.exit_code == 2 and "Did you mean 'reproduce'?" in result.output
 
 
 def test_one_experiment(tmp_path):
@@ -68,7 +82,7 @@ def test_readings(tmp_path):
 
 def test_readings_of_a_recipe_without_svgd(tmp_path, monkeypatch):
     without = replace(TINY, optimizers={"sgd": TINY.optimizers["sgd"]})
-    monkeypatch.setitem(cli.RECIPES, "tiny", without)
+    monkeypatch.setitem(RECIPES, "tiny", without)
     result = run("reproduce", "tiny", "--readings", "--out", tmp_path)
     assert result.exit_code == 1 and "without the optimizer 'svgd'" in result.stderr
 
@@ -77,13 +91,13 @@ def test_training_needs_neither_pooch_nor_jinja():
     """A machine with the data at hand may have neither."""
     code = (
         "import sys; sys.modules.update(pooch=None, jinja2=None, markupsafe=None);"
-        "import virtualgrad.lab.cli"
+        "import virtualgrad.lab.reproduce_command"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_all_recipes(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "RECIPES", {"tiny": TINY})
+    monkeypatch.setattr(reproduce_command, "RECIPES", {"tiny": TINY})
     result = run("reproduce", "all", "--optimizers", "sgd", "--seeds", 1, "--out", tmp_path)
     assert result.exit_code == 0, result.output
 

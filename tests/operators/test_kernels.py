@@ -269,7 +269,7 @@ def test_a_tile_holds_all_rows_fills_the_chip_and_does_not_spill(
 
 MISSING = """
 import os, sys, torch
-import virtualgrad
+from virtualgrad import SVGD
 assert "triton" not in sys.modules
 os.environ["TRITON_INTERPRET"] = "1"
 sys.modules["triton"] = None

@@ -1,34 +1,15 @@
-"""The command line: `virtualgrad reproduce`, `report`, `data`, `lemma`, `theorem`, `paths`."""
+"""The command line: names and summaries; a command is imported when it is called.
+
+Nearly all of them need torch, which takes seconds to import, and `virtualgrad --help` needs none.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
+from importlib import import_module
+from typing import Any
 
 import typer
-from rich.console import Console
-
-from virtualgrad.lab.bench import bench
-from virtualgrad.lab.console import errors_told, say
-from virtualgrad.lab.data.command import data
-from virtualgrad.lab.devices import choose_fast_kernels, runs_at_once, setup_named
-from virtualgrad.lab.figures import lemma, paths, theorem
-from virtualgrad.lab.options import (
-    Amp,
-    AtOnce,
-    Compile,
-    Device,
-    FirstSeed,
-    Records,
-    Resume,
-)
-from virtualgrad.lab.readings import with_readings
-from virtualgrad.lab.recipes import RECIPES, Recipe
-from virtualgrad.lab.report import print_table, report
-from virtualgrad.lab.reproduce import Job, make_runs
-from virtualgrad.lab.settings import suggest
-from virtualgrad.lab.sweep import sweep
+from typer.core import TyperCommand
 
 app = typer.Typer(
     help="Virtual gradients and SVGD (arXiv 1907.04021): check the paper's claims yourself.",
@@ -36,80 +17,52 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (report, data, lemma, theorem, paths, bench, sweep, suggest):
-    app.command()(command)
+
+COMMANDS = {
+    "report": "Make tables, plots and one page from the records of runs, beside the paper's "
+    "numbers.",
+    "data": "Fetch MNIST or CIFAR-10 and check every file against its published sum.",
+    "lemma": "Check the lemma: E[ v'M'M u, given ||M|| = lambda ] is proportional to v.u.",
+    "theorem": "Check the theorem: on average, a small virtual-gradient step lowers the loss.",
+    "paths": "Draw the first figure: theta and sigma on a loss with many local valleys.",
+    "bench": "Measure time and memory of a training step, SVGD beside torch's own optimizers.",
+    "sweep": "Search learning rate (and, for SVGD, scale) of optimizers, each with as many trials.",
+    "suggest": "Find settings of SVGD from a recipe's SGD, RMSProp and Adam, and train with them.",
+    "reproduce": "Train the paper's networks by its recipes, and compare with its tables.",
+}
+"""Name -> the first sentence of the command's help; a test holds it equal."""
+
+HOMES = {
+    "data": "data.command",
+    "lemma": "figures",
+    "theorem": "figures",
+    "paths": "figures",
+    "suggest": "settings",
+    "reproduce": "reproduce_command",
+}
+"""Name -> where the command is in the lab, if not in the package of its name."""
 
 
-@app.command()
-def reproduce(
-    which: Annotated[
-        str,
-        typer.Argument(
-            metavar="|".join([*RECIPES, "all"]), help="The table to reproduce, or all of them."
-        ),
-    ],
-    *,
-    optimizers: Annotated[
-        str, typer.Option(help="Which columns: names separated by commas; all by default.")
-    ] = "",
-    readings: Annotated[
-        bool,
-        typer.Option(
-            help="In place of the four optimizers, train the ways to read SVGD that the released "
-            "code leaves open, and compare each with the released one."
-        ),
-    ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each.")] = 5,
-    first_seed: FirstSeed = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Fewer steps than the paper, to try things out.")
-    ] = None,
-    device: Device = "auto",
-    amp: Amp = False,
-    compiled: Compile = False,
-    at_once: AtOnce = None,
-    out: Records = Path("runs"),
-    resume: Resume = False,
-) -> None:
-    """Train the paper's networks by its recipes, and compare with its tables.
-
-    Each run leaves a record (JSON) in the folder --out; `virtualgrad report` makes a page of them.
-    """
-    setup, console = setup_named(device, amp=amp, compiled=compiled), Console()
-    choose_fast_kernels(setup.device)
-    stopped = f"Stopped; what is done is kept in {out}. To go on: the same command with --resume."
-    with errors_told(console, stopped):
-        jobs = [
-            Job(
-                recipe if steps is None else replace(recipe, steps=steps),
-                _columns(recipe, optimizers),
-                range(first_seed, first_seed + seeds),
-                setup,
-                out,
-                at_once=runs_at_once(at_once, setup.device),
-                resume=resume,
-            )
-            for recipe in _recipes(which, readings)
-        ]
-        print_table([record for job in jobs for record in make_runs(job, console)], console)
-    say(console, f"\nRecords are in {out}. For a page with plots: virtualgrad report {out}")
+def command_named(name: str) -> TyperCommand:
+    """Import a command."""
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(getattr(import_module(f"virtualgrad.lab.{HOMES.get(name, name)}"), name))
+    command = typer.main.get_command(alone)
+    assert isinstance(command, TyperCommand)  # a group only where there are several
+    return command
 
 
-def _recipes(which: str, readings: bool) -> list[Recipe]:
-    if which not in {*RECIPES, "all"}:
-        allowed = ", ".join([*RECIPES, "all"])
-        raise typer.BadParameter(f"{which!r} is none of {allowed}", param_hint="the table")
-    found = list(RECIPES.values()) if which == "all" else [RECIPES[which]]
-    return [with_readings(recipe) for recipe in found] if readings else found
+class Late(TyperCommand):
+    """A name and a summary; from its first argument on, the command itself takes over."""
+
+    def make_context(self, info_name: str | None, *args: Any, **kwargs: Any) -> Any:
+        """Begin a call, with the arguments on the command line."""
+        assert self.name is not None
+        return command_named(self.name).make_context(info_name, *args, **kwargs)
 
 
-def _columns(recipe: Recipe, optimizers: str) -> list[str]:
-    names = [name.strip() for name in optimizers.split(",") if name.strip()]
-    unknown = [name for name in names if name not in recipe.optimizers]
-    if unknown:
-        allowed = ", ".join(recipe.optimizers)
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {allowed}", param_hint="--optimizers")
-    return list(dict.fromkeys(names)) or list(recipe.optimizers)
+for command, summary in COMMANDS.items():
+    app.command(command, help=summary, cls=Late)(lambda: None)
 
 
 def main() -> None:

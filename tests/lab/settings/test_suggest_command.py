@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from virtualgrad.errors import HyperparameterError
 from virtualgrad.lab import cli
-from virtualgrad.lab.recipes import Tuned
+from virtualgrad.lab.recipes import RECIPES, Tuned
 from virtualgrad.lab.record import RecordError, load_records
 from virtualgrad.lab.report.markdown import written
 from virtualgrad.lab.report.readme import marks
@@ -28,7 +28,7 @@ CPU = Setup(torch.device("cpu"))
 
 @pytest.fixture(autouse=True)
 def tiny_recipe(monkeypatch):
-    monkeypatch.setitem(cli.RECIPES, "tiny", TINY)
+    monkeypatch.setitem(RECIPES, "tiny", TINY)
 
 
 def run(*arguments):
@@ -97,6 +97,15 @@ def test_a_whole_comparison(tmp_path):
     assert (out / "tables.md").read_text(encoding="utf-8") == tables
 
 
+def test_one_seed_tells_no_deviation_and_no_likeness(tmp_path):
+    result = run("suggest", "tiny", "--seeds", 1, "--ways", f"{OWN},rules", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    tables = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    assert "Errors are those of one seed" in tables and "nan" not in tables
+    assert f"Too few seeds in common with {WAYS[OWN]} to tell: {WAYS['rules']} (" in tables
+    assert not [claim for claim in ("mean ±", "Student", "Not to be told") if claim in tables]
+
+
 def test_some_ways_at_a_time_and_what_was_known_stays(tmp_path):
     out = ("--seeds", 1, "--out", tmp_path / "out")
     first = run("suggest", "tiny", "--ways", "own", "--sweep", a_sweep(tmp_path / "s"), *out)
@@ -125,7 +134,7 @@ def test_ways_that_agree_share_their_runs():
 def test_settings_that_blow_up_are_noted_and_the_others_go_on(tmp_path, monkeypatch):
     tuned = Tuned("svgd", (1e30, 1e30), {"scale": 1.0})
     wild = replace(TINY, name="wild", optimizers={**TINY.optimizers, "svgd": tuned})
-    monkeypatch.setitem(cli.RECIPES, "wild", wild)
+    monkeypatch.setitem(RECIPES, "wild", wild)
     result = run("suggest", "wild", "--seeds", 1, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     (kept,) = load_kept(tmp_path)

@@ -12,6 +12,7 @@ from tiny_lab import TINY, a_job
 from typer.testing import CliRunner
 
 from virtualgrad.lab import cli
+from virtualgrad.lab.recipes import RECIPES
 from virtualgrad.lab.reproduce import make_runs
 from virtualgrad.lab.run import Setup
 from virtualgrad.lab.sweep.display import Display
@@ -23,7 +24,7 @@ from virtualgrad.lab.sweep.studies import open_study
 
 @pytest.fixture(autouse=True)
 def tiny_recipe(monkeypatch):
-    monkeypatch.setitem(cli.RECIPES, "tiny", TINY)
+    monkeypatch.setitem(RECIPES, "tiny", TINY)
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 from virtualgrad.lab.record import load_records, write_safely
-from virtualgrad.lab.report.drawing import as_files
 from virtualgrad.lab.report.markdown import markdown
-from virtualgrad.lab.report.plots import plots_of
 from virtualgrad.lab.report.sections import gather
 from virtualgrad.lab.report.summary import summary
 
@@ -29,8 +27,10 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         RecordError: There is no record or no finished run, a record is damaged, or runs that would
             be averaged were not made alike.
     """
-    # Who only trains needs no Jinja, and this package is imported then too.
+    # Who only trains needs neither Jinja nor matplotlib, and this package is imported then too.
+    from virtualgrad.lab.report.drawing import as_files  # noqa: PLC0415
     from virtualgrad.lab.report.page import page  # noqa: PLC0415
+    from virtualgrad.lab.report.plots import plots_of  # noqa: PLC0415
 
     out = out or folder
     sections = gather(load_records(folder))

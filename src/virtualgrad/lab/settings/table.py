@@ -17,12 +17,20 @@ from virtualgrad.lab.settings.ways import OWN, SWEPT, WAYS
 COLUMNS = ("α", "s", "s·α", "last error, %", "from the paper's", "from the sweep's best")
 DIVERGED = "diverged"
 
-NOTE = (
+SETTINGS = (
     "α is the learning rate of the first phase; later ones keep the ratios of the optimizer that "
-    "it comes from. Errors are mean ± sample standard deviation over seeds. The last two columns "
-    "are differences in points, seed by seed, ± their standard error; one stands out where zero "
-    "lies outside its 95 % interval (Student's t). Ways that find the same settings share runs."
+    "it comes from."
 )
+SEVERAL_SEEDS = (
+    "Errors are mean ± sample standard deviation over seeds. The last two columns are differences "
+    "in points, seed by seed, ± their standard error; one stands out where zero lies outside its "
+    "95 % interval (Student's t)."
+)
+ONE_SEED = (
+    "Errors are those of one seed, and the last two columns their differences in points; the dash "
+    "stands for a deviation that only more seeds can tell."
+)
+SHARED = "Ways that find the same settings share runs."
 
 
 def contents_of(kept: Sequence[Kept], records: Sequence[Record]) -> list[Content]:
@@ -52,7 +60,8 @@ def _content(kept: Kept, records: Sequence[Record]) -> Content:
         if column not in cells and column not in kept.diverged
     )
     title = f"{kept.title}, settings that were not searched"
-    return Content(Table(title, COLUMNS, rows), _findings(kept, of_way, seeds), NOTE, missing)
+    note = f"{SETTINGS} {ONE_SEED if seeds == {1} else SEVERAL_SEEDS} {SHARED}"
+    return Content(Table(title, COLUMNS, rows), _findings(kept, of_way, seeds), note, missing)
 
 
 def _cells(kept: Kept, records: Sequence[Record]) -> dict[str, Cell]:
@@ -107,18 +116,12 @@ def _findings(kept: Kept, of_way: dict[str, Cell | None], seeds: set[int]) -> li
         tuned = of_way.get(base)
         if tuned is None or _blew_up(tuned):
             continue
-        worse: list[str] = []
-        alike: list[str] = []
-        for way, cell in of_way.items():
-            if way in {OWN, SWEPT} or cell is None or _blew_up(cell):
-                continue
-            difference = paired(cell, tuned, lambda run: run.final_error)
-            far = beyond_noise(difference)
-            (worse if far else alike).append(f"{WAYS[way]} ({difference_entry(difference)})")
-        if worse:
-            told.append(Finding(f"Differ from {WAYS[base]}: {'; '.join(worse)}."))
-        if alike:
-            told.append(Finding(f"Not to be told from {WAYS[base]}: {'; '.join(alike)}."))
+        others = {
+            way: cell
+            for way, cell in of_way.items()
+            if way not in {OWN, SWEPT} and cell is not None and not _blew_up(cell)
+        }
+        told += _compared(others, tuned, WAYS[base])
     blown = [
         WAYS[way]
         for way, column in kept.columns.items()
@@ -130,3 +133,18 @@ def _findings(kept: Kept, of_way: dict[str, Cell | None], seeds: set[int]) -> li
         trials, seeds_of = kept.sweep["trials"], kept.sweep["seeds"]
         told.append(Finding(f"The sweep had {trials} trials of SVGD, {seeds_of} seeds each."))
     return told
+
+
+def _compared(cells: dict[str, Cell], base: Cell, name: str) -> list[Finding]:
+    """Which ways differ from tuned settings by more than noise, as far as seeds can tell."""
+    differ, alike = f"Differ from {name}", f"Not to be told from {name}"
+    unknown = f"Too few seeds in common with {name} to tell"
+    told: dict[str, list[str]] = {differ: [], alike: [], unknown: []}
+    for way, cell in cells.items():
+        difference = paired(cell, base, lambda run: run.final_error)
+        if difference is None or difference.interval is None:
+            kind = unknown
+        else:
+            kind = differ if beyond_noise(difference) else alike
+        told[kind].append(f"{WAYS[way]} ({difference_entry(difference)})")
+    return [Finding(f"{kind}: {'; '.join(ways)}.") for kind, ways in told.items() if ways]
