@@ -7,7 +7,10 @@ from math import isfinite
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+PLAIN = (Tensor, nn.Parameter)
+"""Types of tensors with a memory of their own, not shards."""
 
 Kind = tuple[Any, torch.device, torch.dtype]
 
@@ -18,37 +21,73 @@ SUMMED_IN = {torch.float64: torch.float64, torch.complex128: torch.float64}
 class FiniteCheck:
     """Which of some tensors hold a NaN or an infinity.
 
-    They are looked at in two stages: :meth:`add` asks for norms, by a few launches for all tensors
-    together, and does not wait for them; :meth:`nonfinite` reads them, with one synchronisation
-    per device.
+    They are looked at in two stages: :meth:`add` looks at all of them together, by a launch for
+    each device, and does not wait; :meth:`nonfinite` asks for the answer, with one synchronisation
+    per device, and, if there is such a tensor, for which it is.
+
+    The look is the one of torch.amp's GradScaler, which also divides by a factor, here one: not a
+    bit changes. What it does not take (shards, complex numbers) is looked at by its norm.
     """
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
+        self._found: dict[torch.device, list[tuple[list[int], Tensor]]] = {}
         self._norms: dict[Kind, list[tuple[list[int], Tensor]]] = {}
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Ask for the norms of some more tensors."""
-        by_kind: dict[Kind, list[int]] = {}
+        """Look at some more tensors."""
+        by_device: dict[torch.device, list[int]] = {}
+        others: list[int] = []
         for place, tensor in enumerate(tensors, len(self._tensors)):
-            dtype = tensor.dtype
+            self._tensors.append(tensor)
+            if type(tensor) in PLAIN and tensor.is_floating_point():
+                by_device.setdefault(tensor.device, []).append(place)
+            else:
+                others.append(place)
+        for device, places in by_device.items():
+            found = self._look([self._tensors[place] for place in places], device)
+            if found is None:
+                others += places
+            else:
+                self._found.setdefault(device, []).append((places, found))
+        if others:
+            self._ask_for_norms(others)
+
+    @staticmethod
+    def _look(tensors: list[Tensor], device: torch.device) -> Tensor | None:
+        """One if some tensor is not finite, else zero; None where that cannot be asked."""
+        found, one = torch.zeros(1, device=device), torch.ones(1, device=device)
+        try:
+            torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
+        except RuntimeError:  # a dtype or a device that it does not know, an expanded gradient
+            return None
+        return found
+
+    def _ask_for_norms(self, places: Sequence[int]) -> None:
+        by_kind: dict[Kind, list[int]] = {}
+        for place in places:
+            tensor = self._tensors[place]
             # A shard has the mesh of the processes that have the others.
             mesh = None if type(tensor) is Tensor else getattr(tensor, "device_mesh", None)
-            kind = (mesh, tensor.device, SUMMED_IN.get(dtype, torch.float32))
+            kind = (mesh, tensor.device, SUMMED_IN.get(tensor.dtype, torch.float32))
             by_kind.setdefault(kind, []).append(place)
-            is_real = not dtype.is_complex
-            self._tensors.append(tensor if is_real else torch.view_as_real(tensor.resolve_conj()))
-        for kind, places in by_kind.items():
-            each = torch._foreach_norm([self._tensors[place] for place in places], 2, dtype=kind[2])
-            self._norms.setdefault(kind, []).append((places, _whole(torch.stack(each))))
+            if tensor.is_complex():
+                self._tensors[place] = torch.view_as_real(tensor.resolve_conj())
+        for kind, together in by_kind.items():
+            each = torch._foreach_norm([self._tensors[at] for at in together], 2, dtype=kind[2])
+            self._norms.setdefault(kind, []).append((together, _whole(torch.stack(each))))
 
     def nonfinite(self) -> list[int]:
         """The places of those that do, in the order in which they were added.
 
-        It may be that only a square overflows, so such a tensor is looked at again. Of shards all
+        It may be that only a square overflows, so a tensor is looked at again. Of shards all
         processes find the same, so that they go the same way from here.
         """
         suspects: list[int] = []
+        for looked_at in self._found.values():
+            found = [each for _, each in looked_at]
+            if float(found[0] if len(found) == 1 else torch.cat(found).sum()):
+                suspects += [place for places, _ in looked_at for place in places]
         for asked in self._norms.values():
             norms = asked[0][1] if len(asked) == 1 else torch.cat([norm for _, norm in asked])
             if not isfinite(norms.sum()):

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import ModelError
 from virtualgrad.virtual.intercept import Intercept
-from virtualgrad.virtual.leaves import Leaf, leaf_of
+from virtualgrad.virtual.leaves import leaf_of
 from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.synchronised import seen
 
@@ -66,25 +66,12 @@ class Attachment:
     def __exit__(self, *exception: object) -> None:
         self.detach()
 
-    def call(
-        self,
-        path: str,
-        forward: Any,
-        module: nn.Module,
-        args: Any,
-        kwargs: Any,
-        *,
-        leaf: Leaf | None = None,
-    ) -> Any:
+    def call(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run a module's forward under the interception."""
         intercept = self.intercept
         outer, intercept.path = intercept.path, path
         try:
             if outer is not None:
-                if leaf is not None and len(args) == 1 and not kwargs:
-                    done = intercept.run_leaf(leaf, forward, module, args[0])
-                    if done is not None:
-                        return done
                 return forward(module, *args, **kwargs)
             intercept.begin(batch_size((args, kwargs), fixed(intercept.batch_dim)), module.training)
             try:
@@ -131,7 +118,11 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
                 if torch.compiler.is_compiling():
                     refuse_compiled_shards(path)
                 attachment.intercept.meet(self, own)
-            return attachment.call(path, watched, self, args, kwargs, leaf=leaf)
+            if leaf is not None and len(args) == 1 and not kwargs:
+                done = attachment.intercept.run_leaf(leaf, path, watched, self, args[0])
+                if done is not None:
+                    return done
+            return attachment.call(path, watched, self, args, kwargs)
         return plain(self, *args, **kwargs)
 
     # accelerate and others undo what they wrapped by following __wrapped__: they must stop here.

@@ -6,9 +6,11 @@ op has a Function of its own, in one forward. (Both records are tuples, as sites
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from virtualgrad.sites import Site
@@ -91,6 +93,18 @@ class Fused:
         ahead = (transforms,) if self.shape is None else (transforms, self.shape)
         sigma: Tensor = self.function.apply(*ahead, x, *self.others)
         return sigma
+
+    def again(self) -> Callable[[Transforms, Tensor], Tensor]:
+        """The same for later calls, made for speed: torch's ``apply`` without what it asks first.
+
+        (Whether functorch is at work, which the caller knows, and tensors that it left behind.)
+        """
+        apply = super(torch.autograd.Function, self.function).apply  # type: ignore[misc]
+        others = self.others
+        if self.shape is None:
+            return lambda transforms, x: apply(transforms, x, *others)
+        shape = self.shape
+        return lambda transforms, x: apply(transforms, shape, x, *others)
 
 
 def one_forward(op: str, bound: dict[str, Any]) -> Fused | None:

@@ -104,17 +104,12 @@ class Convolution(torch.autograd.Function):
         needed = (*ctx.needs_input_grad[2:4], ctx.bias is not None and ctx.needs_input_grad[4])
         shape: Geometry = ctx.shape
         in_rows = weight.numel() < g.numel() and not shape.transposed
-        incoming = transformed_gradients(
+        for_x, for_weight, for_bias = transformed_gradients(
             ctx, g, ("input", "weight", "bias"), needed, 1 if in_rows else None
         )
-        for_weight, for_bias = incoming[1:]
-        if for_bias is not None and (for_weight is None or for_weight.g is not for_bias.g):
-            # convolution_backward has no cheap way to a bias alone: it makes the weight's as well.
-            incoming[2] = None
-        result: list[Tensor | None] = [None, None, None]
-        for one in {id(t.g): t.g for t in incoming if t is not None}.values():
-            mask = [t is not None and t.g is one for t in incoming]
-            found = torch.ops.aten.convolution_backward(
+
+        def pull_back(one: Tensor, mask: list[bool]) -> Any:
+            return torch.ops.aten.convolution_backward(
                 one,
                 as_dtype(x, g.dtype),  # autocast runs the op in g's dtype; every factor follows it
                 as_dtype(weight, g.dtype),
@@ -127,16 +122,20 @@ class Convolution(torch.autograd.Function):
                 shape.groups,
                 mask,
             )
-            result = [
-                new if asked else old for new, asked, old in zip(found, mask, result, strict=True)
-            ]
-        grad_x, grad_weight, grad_bias = result
-        if grad_x is not None:
-            grad_x = as_dtype(grad_x, ctx.dtypes[0])
-        if for_weight is not None and grad_weight is not None:
+
+        grad_x = grad_weight = grad_bias = None
+        if for_weight is not None:  # with it, whatever is to pull back the same
+            with_x = for_x is not None and for_x.g is for_weight.g
+            with_bias = for_bias is not None and for_bias.g is for_weight.g
+            grad_x, grad_weight, grad_bias = pull_back(for_weight.g, [with_x, True, with_bias])
             grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
         if for_bias is not None:
             if grad_bias is None:
                 grad_bias = for_bias.g.sum([axis for axis in range(g.dim()) if axis != 1])
             grad_bias = for_bias.scaled(as_dtype(grad_bias, ctx.bias[1]))
+        del for_weight, for_bias  # and T(g) with them, before there is a gradient of x
+        if for_x is not None:
+            if grad_x is None:
+                grad_x = pull_back(for_x.g, [True, False, False])[0]
+            grad_x = as_dtype(grad_x, ctx.dtypes[0])
         return None, None, grad_x, grad_weight, grad_bias

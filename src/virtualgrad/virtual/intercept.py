@@ -133,18 +133,19 @@ class Intercept(TorchFunctionMode):
         """Let go of the parameters."""
         self.passes.release()
 
-    def run_leaf(self, leaf: Leaf, forward: Any, module: nn.Module, x: Any) -> Any:
+    def run_leaf(self, leaf: Leaf, path: str, forward: Any, module: nn.Module, x: Any) -> Any:
         """Run a layer of torch.nn as it was run before, unwatched; None if it has to be watched.
 
-        That is also the case where another mode is on: it wants to see the op, too.
+        That is also the case where another mode is on: it wants to see the op, too. A layer that
+        is called by itself, outside of the model, begins a pass.
         """
-        if torch.compiler.is_compiling() or type(x) is not Tensor or not leaf.is_itself():
+        if self.path is None or torch.compiler.is_compiling() or type(x) is not Tensor:
             return None
         weight = module._parameters.get("weight")
-        memory = self._memories.layers.get((leaf.function, self.path, id(weight)))
+        memory = self._memories.layers.get((leaf.function, path, id(weight)))
         if memory is None or id(x) in self.tracked.views:  # a parameter in another guise
             return None
-        if torch._C._len_torch_function_stack() != 1:
+        if not leaf.is_itself() or torch._C._len_torch_function_stack() != 1:
             return None
         mode = torch._C._pop_torch_function_stack()
         try:

@@ -67,7 +67,7 @@ class Memories:
         if not all(isinstance(t, nn.Parameter) or _is_lasting(call, t) for t in tensors):
             return
         key, number = split_key(call.key)
-        layer = Layer.of(key, call.args, call.kwargs, fused.run)
+        layer = Layer.of(key, call.args, call.kwargs, fused.again())
         position, name = call.rule.weight
         weight = call.args[position] if len(call.args) > position else call.kwargs.get(name)
         known = self.layers.get((call.function, path, id(weight)))

@@ -48,14 +48,15 @@ class Linear(torch.autograd.Function):
         )
         # Autocast runs the product in g's dtype; every factor follows it, and comes back.
         grad_x = grad_weight = grad_bias = None
-        if for_x is not None:
-            grad_x = rows(for_x.g) @ as_dtype(weight, g.dtype)
-            grad_x = as_dtype(grad_x.view(*g.shape[:-1], weight.shape[1]), ctx.dtypes[0])
         if for_weight is not None:
             grad_weight = rows(for_weight.g).t() @ as_dtype(rows(x), g.dtype)
             grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
         if for_bias is not None:
             grad_bias = for_bias.scaled(as_dtype(rows(for_bias.g).sum(0), ctx.dtypes[2]))
+        del for_weight, for_bias  # and T(g) with them, before there is a gradient of x
+        if for_x is not None:
+            grad_x = rows(for_x.g) @ as_dtype(weight, g.dtype)
+            grad_x = as_dtype(grad_x.view(*g.shape[:-1], weight.shape[1]), ctx.dtypes[0])
         return None, grad_x, grad_weight, grad_bias
 
 

@@ -88,6 +88,9 @@ class Layer:
         options: (place, value) of the others.
         apply: runs the Function: (transforms, input) -> sigma.
         parts: situation -> parts of the site.
+        in_a_row: the position behind which there are only options, if that is all of them: numbers
+            and tuples of numbers, as layers of torch.nn pass them.
+        values: those options.
     """
 
     key: str
@@ -95,6 +98,8 @@ class Layer:
     options: tuple[tuple[Place, Any], ...]
     apply: Callable[[Transforms, Tensor], Tensor]
     parts: dict[Situation, list[Part]] = field(default_factory=dict)
+    in_a_row: int | None = None
+    values: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], apply: Any) -> Layer:
@@ -102,7 +107,11 @@ class Layer:
         others = behind_input(args, kwargs)
         tensors = [(at, t, t.requires_grad) for at, t in others if isinstance(t, Tensor)]
         options = [(at, value) for at, value in others if not isinstance(value, Tensor)]
-        return cls(key, tuple(tensors), tuple(options), apply)
+        layer = cls(key, tuple(tensors), tuple(options), apply)
+        begin = len(args) - len(options)
+        if not kwargs and [at for at, _ in options] == list(range(begin, len(args))):
+            layer.in_a_row, layer.values = begin, args[begin:]
+        return layer
 
     def run(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, current: Pass, batch_dim: int
@@ -133,6 +142,8 @@ class Layer:
             given = argument(place, args, kwargs)
             if given is not tensor or tensor.requires_grad is not wanted:
                 return False
+        if not kwargs and self.in_a_row is not None and args[self.in_a_row :] == self.values:
+            return True  # as a rule, at once
         for place, option in self.options:
             given = argument(place, args, kwargs)
             if given is not option and (isinstance(given, Tensor) or given != option):
