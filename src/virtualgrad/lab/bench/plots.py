@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import StrMethodFormatter
 
 from virtualgrad.lab.bench.methods import METHODS, REFERENCE
 from virtualgrad.lab.bench.modes import MODES
@@ -103,7 +103,7 @@ def draw_scaling(rows: Sequence[Row], folder: Path) -> tuple[Path, Path] | None:
         for axis, panel in zip(AXES, panels, strict=True):
             panel.axhline(1, color=GREY, linewidth=0.7, zorder=0)
             panel.set_xscale("log", base=2)
-            panel.xaxis.set_major_formatter(ScalarFormatter())
+            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             panel.set_xlabel(AXIS_LABELS[axis])
             for name in methods_of(shown):
                 _line(panel, axis, [row for row in shown if row.optimizer == name])
