@@ -42,9 +42,16 @@ def test_several_make_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("earlier", "later"),
-    [("making", "measuring"), ("measuring", "making"), ("measuring", "measuring")],
+    [
+        ("making", "measuring"),
+        ("measuring", "making"),
+        ("measuring", "measuring"),
+        ("measuring", "choosing"),
+        ("choosing", "measuring"),
+        ("choosing", "choosing"),
+    ],
 )
-def test_who_measures_is_alone(tmp_path: Path, earlier: str, later: str) -> None:
+def test_who_measures_or_chooses_is_alone(tmp_path: Path, earlier: str, later: str) -> None:
     first = Other(getattr(Turns(tmp_path), earlier)())
     assert first.inside.wait(SOON)
     second = Other(getattr(Turns(tmp_path), later)())
@@ -52,6 +59,15 @@ def test_who_measures_is_alone(tmp_path: Path, earlier: str, later: str) -> None
     first.leave()
     assert second.inside.wait(SOON)
     second.leave()
+
+
+def test_one_may_choose_while_others_make(tmp_path: Path) -> None:
+    maker, chooser = Other(Turns(tmp_path).making()), Other(Turns(tmp_path).choosing())
+    assert maker.inside.wait(SOON) and chooser.inside.wait(SOON)
+    later = Other(Turns(tmp_path).making())
+    assert later.inside.wait(SOON)
+    for other in (maker, chooser, later):
+        other.leave()
 
 
 def test_an_error_ends_the_turn(tmp_path: Path) -> None:

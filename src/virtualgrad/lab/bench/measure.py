@@ -77,7 +77,7 @@ def measure(
         turns: With other calls, if there are any.
     """
     setup, made, turns = workshop.setup, _Made(), turns or Turns()
-    with turns.measuring():
+    with turns.choosing():
         _choose_kernels(case, workshop)
     with turns.making():
         _make_all(case, workshop, on_block, made)
@@ -97,8 +97,7 @@ def measure(
 def _choose_kernels(case: Case, workshop: Workshop) -> None:
     """Make two eager steps for nothing, where that is still to be done.
 
-    cuDNN chooses its kernels by trial at the first, for this network and format, and wants the GPU
-    for itself; cuBLAS takes its workspace, and keeps it: it would count as memory of the optimizer
+    cuDNN chooses its kernels by trial at the first, for this network and format; cuBLAS takes its workspace, and keeps it: it would count as memory of the optimizer
     that happens to come first.
     """
     device = workshop.setup.device

@@ -2,7 +2,8 @@
 
 Compilation takes minutes of one core each, and a timing wants the machine for itself. So calls that
 share a folder share a lock: as many as like may be making, but one alone measures, and only while
-nobody makes anything.
+nobody makes anything. Who lets libraries choose their kernels by trial is one alone, too, but beside
+others who make: their compilers leave the GPU idle, and to wait for all of them would take long.
 """
 
 from __future__ import annotations
@@ -38,17 +39,23 @@ class Turns:
             yield
 
     @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Try kernels, as the only one who does, beside others who make."""
+        with self._locked(alone=False), self._locked("choices", alone=True):
+            yield
+
+    @contextmanager
     def measuring(self) -> Iterator[None]:
         """Measure, alone."""
         with self._locked(alone=True):
             yield
 
     @contextmanager
-    def _locked(self, *, alone: bool) -> Iterator[None]:
+    def _locked(self, what: str = "turns", *, alone: bool) -> Iterator[None]:
         if self.folder is None or fcntl is None:
             yield
             return
         # Closing the file, however we end, unlocks it.
-        with lock_of(self.folder, "turns").open("a") as file:
+        with lock_of(self.folder, what).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
             yield
