@@ -97,8 +97,8 @@ def measure(
 def _choose_kernels(case: Case, workshop: Workshop) -> None:
     """Make two eager steps for nothing, where that is still to be done.
 
-    cuDNN chooses its kernels by trial at the first, for this network and format; cuBLAS takes its workspace, and keeps it: it would count as memory of the optimizer
-    that happens to come first.
+    cuDNN chooses its kernels by trial at the first, for this network and format; cuBLAS takes its
+    workspace, and keeps it: it would count as memory of the optimizer that happens to come first.
     """
     device = workshop.setup.device
     if device.type == "cuda" and not workshop.has_chosen_kernels:  # pragma: no cover

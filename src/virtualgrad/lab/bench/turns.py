@@ -2,8 +2,8 @@
 
 Compilation takes minutes of one core each, and a timing wants the machine for itself. So calls that
 share a folder share a lock: as many as like may be making, but one alone measures, and only while
-nobody makes anything. Who lets libraries choose their kernels by trial is one alone, too, but beside
-others who make: their compilers leave the GPU idle, and to wait for all of them would take long.
+nobody makes anything. Who lets libraries choose their kernels by trial does so alone as well, but
+beside others who make: a compiler leaves the GPU idle, and to wait for all of them would take long.
 """
 
 from __future__ import annotations
