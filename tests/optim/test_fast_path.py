@@ -175,6 +175,24 @@ def test_numbers_whose_squares_overflow_are_finite() -> None:
     assert nonfinite_indices([large, infinite, large]) == [1]
 
 
+def test_a_look_at_tensors_of_all_kinds_changes_no_bit() -> None:
+    nan = torch.tensor([torch.nan, -0.0, 1e-42])
+    tensors = [
+        torch.tensor([-0.0, 1e-42, 3e38]),
+        nan,
+        torch.randn(5).half(),
+        torch.randn(5).bfloat16(),
+        torch.ones(1).expand(4),  # may not be written to
+        torch.full((1,), torch.inf).expand(4),
+        torch.randn(3).double(),
+        torch.tensor([1j]),
+    ]
+    before = [tensor.clone() for tensor in tensors]
+    assert nonfinite_indices(tensors) == [1, 5]
+    for old, new in zip(before, tensors, strict=True):
+        assert torch.equal(old.contiguous().view(torch.uint8), new.contiguous().view(torch.uint8))
+
+
 # ---------------------------------------------------------------- a constructor that fails
 
 

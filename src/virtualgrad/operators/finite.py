@@ -22,8 +22,8 @@ class FiniteCheck:
     """Which of some tensors hold a NaN or an infinity.
 
     They are looked at in two stages: :meth:`add` looks at all of them together, by a launch for
-    each device, and does not wait; :meth:`nonfinite` asks for the answer, with one synchronisation
-    per device, and, if there is such a tensor, for which it is.
+    each device and dtype, and does not wait; :meth:`nonfinite` asks for the answer, with one
+    synchronisation per device, and, if there is such a tensor, for which it is.
 
     The look is the one of torch.amp's GradScaler, which also divides by a factor, here one: not a
     bit changes. What it does not take (shards, complex numbers) is looked at by its norm.
@@ -36,32 +36,22 @@ class FiniteCheck:
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Look at some more tensors."""
-        by_device: dict[torch.device, list[int]] = {}
+        alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         others: list[int] = []
         for place, tensor in enumerate(tensors, len(self._tensors)):
             self._tensors.append(tensor)
             if type(tensor) in PLAIN and tensor.is_floating_point():
-                by_device.setdefault(tensor.device, []).append(place)
+                alike.setdefault((tensor.device, tensor.dtype), []).append(place)
             else:
                 others.append(place)
-        for device, places in by_device.items():
-            found = self._look([self._tensors[place] for place in places], device)
+        for (device, _), places in alike.items():  # as the GradScaler hands them over
+            found = _look([self._tensors[place] for place in places], device)
             if found is None:
                 others += places
             else:
                 self._found.setdefault(device, []).append((places, found))
         if others:
             self._ask_for_norms(others)
-
-    @staticmethod
-    def _look(tensors: list[Tensor], device: torch.device) -> Tensor | None:
-        """One if some tensor is not finite, else zero; None where that cannot be asked."""
-        found, one = torch.zeros(1, device=device), torch.ones(1, device=device)
-        try:
-            torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
-        except RuntimeError:  # a dtype or a device that it does not know, an expanded gradient
-            return None
-        return found
 
     def _ask_for_norms(self, places: Sequence[int]) -> None:
         by_kind: dict[Kind, list[int]] = {}
@@ -106,6 +96,16 @@ def nonfinite_indices(tensors: Sequence[Tensor]) -> list[int]:
     check = FiniteCheck()
     check.add(tensors)
     return check.nonfinite()
+
+
+def _look(tensors: list[Tensor], device: torch.device) -> Tensor | None:
+    """One if some tensor is not finite, else zero; None where that cannot be asked."""
+    found, one = torch.zeros(1, device=device), torch.ones(1, device=device)
+    try:
+        torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
+    except RuntimeError:  # a dtype or a device that it does not know, an expanded gradient
+        return None
+    return found
 
 
 def _whole(tensor: Tensor) -> Tensor:
