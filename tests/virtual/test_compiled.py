@@ -131,3 +131,18 @@ def test_by_rows_a_parameter_that_is_left_out_has_its_plain_gradient() -> None:
         # r is 0 before the first step: f is 1 / sqrt(eps) for every row; activations keep g.
         factor = 1e3 if name.endswith("weight") else 1
         torch.testing.assert_close(p.grad, factor * q.grad, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("operator", ["rms, stale", "rms, by rows"])
+def test_a_batch_of_nothing_teaches_nothing(operator: str) -> None:
+    model, rms = nn.Linear(4, 3), OPERATORS[operator]()
+    Attachment(model, Intercept(named_parameters(model), rms))
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    run(torch.randn(5, 2, 4)).square().sum().backward()
+    rms.commit()
+    (before,) = [state["r"].clone() for state in rms.state.values()]
+    run(torch.randn(0, 2, 4)).square().sum().backward()
+    rms.commit()
+    (after,) = [state["r"] for state in rms.state.values()]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert before.isfinite().all() and before.any()

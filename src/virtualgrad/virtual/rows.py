@@ -56,7 +56,8 @@ class Seen(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         """Return g."""
-        ctx.passed.note(g)
+        if not ctx.passed.rms.learns_nothing(g):
+            ctx.passed.note(g)
         return None, g
 
 
