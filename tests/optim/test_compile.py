@@ -13,8 +13,11 @@ from functorch.compile import make_boxed_func, nop
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.utils import run_and_get_code
+from torch.amp import GradScaler
+from torch.utils.checkpoint import checkpoint
 
-from virtualgrad import SVGD
+from virtualgrad import SVGD, VirtualGradientDescent
+from virtualgrad.operators import RMS
 
 # Torch instantiates a Function where it traces one.
 pytestmark = pytest.mark.filterwarnings(
@@ -59,6 +62,12 @@ def assert_same(first: nn.Module, second: nn.Module, rtol: float = 1e-10) -> Non
         assert (p - q).norm() <= rtol * p.norm(), name
 
 
+def assert_same_state(ours: SVGD, theirs: SVGD) -> None:
+    assert ours.operator.state.keys() == theirs.operator.state.keys()
+    for key, state in theirs.operator.state.items():
+        torch.testing.assert_close(ours.operator.state[key]["r"], state["r"], rtol=1e-10, atol=0)
+
+
 def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
@@ -83,8 +92,7 @@ def test_trains_as_eager_and_compiles_once(reading: str, backend: str) -> None:
     train(eager, theirs, batches(4, 4, 4, 4), lambda step: schedules[1].step())
     assert_same(eager, model)
     assert graphs() == 1  # four learning rates, one graph
-    for key, state in theirs.operator.state.items():
-        torch.testing.assert_close(ours.operator.state[key]["r"], state["r"], rtol=1e-10, atol=0)
+    assert_same_state(ours, theirs)
 
 
 @pytest.mark.parametrize("dynamic", [True, False, None])
@@ -110,6 +118,82 @@ def test_sequences_of_changing_length_share_positions(stale: bool) -> None:
     train(eager, SVGD(eager, 1e-3, share_positions=True, stale=stale), inputs)
     assert_same(eager, model)
     assert graphs() <= 2
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_all_sizes_unknown_to_the_compiler(reading: str) -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    ours, theirs = (SVGD(m, 1e-3, **READINGS[reading]) for m in (model, eager))
+    train(run, ours, batches(4, 3, 5, 4))
+    train(eager, theirs, batches(4, 3, 5, 4))
+    assert_same(eager, model)
+    assert_same_state(ours, theirs)
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_checkpoints_within_a_compiled_model(reading: str) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network()
+
+        def checkpointed(self, x: Tensor) -> Tensor:
+            return torch.relu(self.layers[0](x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            middle = checkpoint(self.checkpointed, x, use_reentrant=False)
+            logits: Tensor = self.layers[4](self.layers[1](middle).flatten(1))
+            return logits
+
+    eager = Checkpointed()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, backend="aot_eager")
+    ours, theirs = (SVGD(m, 1e-3, **READINGS[reading]) for m in (model, eager))
+    train(run, ours, batches(4, 4, 4))
+    train(eager, theirs, batches(4, 4, 4))
+    assert_same(eager, model)
+    assert_same_state(ours, theirs)
+    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="checkpoint"):
+        whole(batches(4)[0])
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_compiled_between_two_micro_batches(reading: str) -> None:
+    """What the eager one has brought to a site is not lost when the site is first compiled."""
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    ours, theirs = (SVGD(m, 1e-3, **READINGS[reading]) for m in (model, eager))
+    for first, second in zip(batches(4, 4), batches(3, 3), strict=True):
+        for calls, optimizer in (((model, run), ours), ((eager, eager), theirs)):
+            optimizer.zero_grad()
+            for call, x in zip(calls, (first, second), strict=True):
+                call(x).square().mean().backward()
+            optimizer.step()
+    assert_same(eager, model)
+    assert_same_state(ours, theirs)
+
+
+def test_an_operator_alone_knows_the_factor_of_the_loss() -> None:
+    """As SVGD does, whose settings hold it."""
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for call, trained in ((eager, eager), (run, model)):
+        scaler = GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        optimizer = VirtualGradientDescent(trained, 1e-3, RMS(), grad_scaler=scaler)
+        for x in batches(4, 4, 4, 4):
+            optimizer.zero_grad()
+            scaler.scale(call(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 4096.0
+        optimizer.detach()
+    assert_same(eager, model)
 
 
 def test_all_sites_count_in_one_kernel() -> None:

@@ -191,3 +191,18 @@ def test_what_is_left_out_runs_as_it_is() -> None:
         for _ in range(4):
             model(torch.randn(BATCH, 3, 5).double()).sum().backward()
     assert found[1:] == ["NativeBatchNormBackward0"] * 3
+
+
+def test_a_convolution_that_pads_otherwise_from_now_on() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 36, 2))
+    optimizer = SVGD(model, 1e-3)
+    x = torch.randn(BATCH, 3, 6, 6)
+    for mode in ("zeros", "zeros", "circular", "zeros"):
+        model[0].padding_mode = mode
+        model[0]._reversed_padding_repeated_twice = [1, 1, 1, 1]
+        optimizer.zero_grad()
+        found = model(x)
+        with torch.no_grad():
+            torch.testing.assert_close(found, model(x))
+        found.square().mean().backward()
+        optimizer.step()

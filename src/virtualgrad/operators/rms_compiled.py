@@ -36,12 +36,15 @@ class InCompiledPass:
         if rms.ranks is not None and not rms.stale:
             _refuse_ranks(site.key)
         numbers = rms.settings(site)
+        # SVGD's settings have the factor among them; those of an RMS alone do not.
+        mirrored = isinstance(numbers.loss_scale, Tensor)
+        loss_scale = numbers.loss_scale if mirrored else rms.loss_scale
         self.rms = rms
         self.numbers = RMSSettings(
             _as_tensor(numbers.scale),
             _as_tensor(numbers.rho),
             _as_tensor(numbers.eps),
-            _as_tensor(numbers.loss_scale),
+            _as_tensor(loss_scale),
         )
         self.site = site
         self.strides = sigma.reshape(rms.layout_at(site).view).stride()

@@ -134,6 +134,17 @@ class Running:
             self.compiled.candidate.copy_(self.updated())
         self.begin_anew()
 
+    def hand_over(self) -> None:
+        """Give what eager passes of this step have brought to the compiled ones, once."""
+        assert self.compiled is not None
+        if not self.elements:
+            return
+        self.compiled.candidate.copy_(self.updated())
+        self.compiled.counts[:2] = torch.tensor((self.elements, self.samples))
+        if self.gradient is not None and self.compiled.gradient is not None:
+            self.compiled.gradient.copy_(self.gradient / self.loss_scale)
+        self.begin_anew()
+
     def witness(self) -> Tensor:
         """A tensor that is finite if every g since the last commit was."""
         if self.compiled is not None:

@@ -64,6 +64,7 @@ class RunningSites:
                 summed_in = dtype if dtype.is_complex else accumulation_dtype(dtype)
                 gradient = torch.zeros(gradient_shape, dtype=summed_in, device=device)
             running.compiled = Compiled(running.r, gradient, self._graphs_of(running.r))
+            running.hand_over()
         name = self._names.setdefault(key, f"site{len(self._names)}")
         setattr(self, name, running.compiled)
         return name

@@ -186,6 +186,8 @@ class VirtualGradientDescent(Optimizer):
         super().zero_grad(set_to_none)
         if self._attachment is not None:
             self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
+            if self.grad_scaler is not None:  # a compiled pass asks nobody
+                self._announce_loss_scale()
             self._transaction.rollback()
             self._attachment.intercept.end_step()
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from virtualgrad.compiling import fixed
 from virtualgrad.errors import DetachedError, HyperparameterError
 from virtualgrad.operators import RMS, RMSSettings
 from virtualgrad.optim import checks
@@ -89,7 +90,7 @@ class SVGD(VirtualGradientDescent):
                     allowed="an optimizer that lives until backward is done",
                     todo="keep the optimizer in a variable",
                 )
-            index = optimizer._group_index[site.parameters[0]]
+            index = fixed(optimizer._group_index[site.parameters[0]])
             if torch.compiler.is_compiling():
                 numbers = getattr(mirrors, mirrors.prepare(index))
                 return RMSSettings(numbers[0], numbers[1], numbers[2], numbers[3])

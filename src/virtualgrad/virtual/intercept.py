@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.errors import TransformError
@@ -153,8 +154,9 @@ class Intercept(TorchFunctionMode):
                 return None
             current = self.passes.current
             if leaf.arguments is not None:
-                arguments = leaf.arguments(module, x)
-                return memory.run(leaf.function, arguments, {}, current, self.batch_dim)
+                given = leaf.arguments(module, x)
+                run = memory.run
+                return given and run(leaf.function, given, {}, current, self.batch_dim)
             is_left_out = isinstance(memory, LeftOut) and memory.counts_for(module, current)
             return forward(module, x) if is_left_out else None
         finally:
@@ -228,10 +230,26 @@ class Intercept(TorchFunctionMode):
             self.batch_dim, self.passes.current.batch_size = batch_dim, batch_size
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and func is checkpoint:
+            return self._checkpointed(args, kwargs)
         result = func(*args, **kwargs)
         if self.tracked.views and isinstance(result, Tensor) and args and result is args[0]:
             self.tracked.drop_view(result)  # overwritten
         return result
+
+    def _checkpointed(self, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a checkpoint in a compiled pass: compilers take it for one op, and us off in it.
+
+        Uses are counted in it, which no compiler has in a checkpoint: it runs uncompiled, or, with
+        ``fullgraph``, is refused.
+        """
+        function = args[0]
+
+        def watched(*inputs: Any, **named: Any) -> Any:
+            with self:
+                return function(*inputs, **named)
+
+        return checkpoint(watched, *args[1:], **kwargs)
 
     def _linear(self, func: Any, rule: FunctionRule, args: tuple[Any, ...], kwargs: Any) -> Any:
         if not torch.is_grad_enabled():

@@ -14,8 +14,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Arguments = Callable[[Any, Tensor], tuple[Any, ...]]
-"""A layer and its input -> the arguments of its op."""
+Arguments = Callable[[Any, Tensor], tuple[Any, ...] | None]
+"""A layer and its input -> the arguments of its op; None if it does more than call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,9 @@ def _of_linear(layer: Any, x: Tensor) -> tuple[Any, ...]:
     return x, parameters.get("weight"), parameters.get("bias")
 
 
-def _of_convolution(layer: Any, x: Tensor) -> tuple[Any, ...]:
-    # Another padding mode pads first; the op is then called with other numbers than these.
+def _of_convolution(layer: Any, x: Tensor) -> tuple[Any, ...] | None:
+    if layer.padding_mode != "zeros":  # it pads first
+        return None
     return (*_of_linear(layer, x), layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
