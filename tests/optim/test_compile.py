@@ -9,75 +9,26 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_training import READINGS, assert_same, assert_same_state, batches, network, train
 from functorch.compile import make_boxed_func, nop
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.utils import run_and_get_code
-from torch.amp import GradScaler
-from torch.utils.checkpoint import checkpoint
 
-from virtualgrad import SVGD, VirtualGradientDescent
-from virtualgrad.operators import RMS
+from virtualgrad import SVGD
 
 # Torch instantiates a Function where it traces one.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning",
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
-)
-
-READINGS: dict[str, dict[str, Any]] = {
-    "algorithm 1": {},
-    "released": {"per_sample": False, "stale": True},
-    "shared": {"share_positions": True, "stale": True},
-}
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 5)
-    ).double()
-
-
-def batches(*sizes: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(n, 3, 6, 6, generator=generator).double() for n in sizes]
-
-
-def train(
-    run: Callable[[Tensor], Tensor],
-    optimizer: SVGD,
-    inputs: list[Tensor],
-    after: Callable[[int], None] = lambda step: None,
-) -> None:
-    for step, x in enumerate(inputs):
-        optimizer.zero_grad()
-        run(x).square().mean().backward()
-        optimizer.step()
-        after(step)
-
-
-def assert_same(first: nn.Module, second: nn.Module, rtol: float = 1e-10) -> None:
-    for (name, p), q in zip(first.named_parameters(), second.parameters(), strict=True):
-        assert (p - q).norm() <= rtol * p.norm(), name
-
-
-def assert_same_state(ours: SVGD, theirs: SVGD) -> None:
-    assert ours.operator.state.keys() == theirs.operator.state.keys()
-    for key, state in theirs.operator.state.items():
-        torch.testing.assert_close(ours.operator.state[key]["r"], state["r"], rtol=1e-10, atol=0)
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings(
+        "ignore:.*should not be instantiated:DeprecationWarning",
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+    ),
+]
 
 
 def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Any:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -130,70 +81,6 @@ def test_all_sizes_unknown_to_the_compiler(reading: str) -> None:
     train(eager, theirs, batches(4, 3, 5, 4))
     assert_same(eager, model)
     assert_same_state(ours, theirs)
-
-
-@pytest.mark.parametrize("reading", READINGS)
-def test_checkpoints_within_a_compiled_model(reading: str) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = network()
-
-        def checkpointed(self, x: Tensor) -> Tensor:
-            return torch.relu(self.layers[0](x))
-
-        def forward(self, x: Tensor) -> Tensor:
-            middle = checkpoint(self.checkpointed, x, use_reentrant=False)
-            logits: Tensor = self.layers[4](self.layers[1](middle).flatten(1))
-            return logits
-
-    eager = Checkpointed()
-    model = copy.deepcopy(eager)
-    run = torch.compile(model, backend="aot_eager")
-    ours, theirs = (SVGD(m, 1e-3, **READINGS[reading]) for m in (model, eager))
-    train(run, ours, batches(4, 4, 4))
-    train(eager, theirs, batches(4, 4, 4))
-    assert_same(eager, model)
-    assert_same_state(ours, theirs)
-    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="checkpoint"):
-        whole(batches(4)[0])
-
-
-@pytest.mark.parametrize("reading", READINGS)
-def test_compiled_between_two_micro_batches(reading: str) -> None:
-    """What the eager one has brought to a site is not lost when the site is first compiled."""
-    eager = network()
-    model = copy.deepcopy(eager)
-    run = torch.compile(model, fullgraph=True, backend="aot_eager")
-    ours, theirs = (SVGD(m, 1e-3, **READINGS[reading]) for m in (model, eager))
-    for first, second in zip(batches(4, 4), batches(3, 3), strict=True):
-        for calls, optimizer in (((model, run), ours), ((eager, eager), theirs)):
-            optimizer.zero_grad()
-            for call, x in zip(calls, (first, second), strict=True):
-                call(x).square().mean().backward()
-            optimizer.step()
-    assert_same(eager, model)
-    assert_same_state(ours, theirs)
-
-
-def test_an_operator_alone_knows_the_factor_of_the_loss() -> None:
-    """As SVGD does, whose settings hold it."""
-    eager = network()
-    model = copy.deepcopy(eager)
-    run = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for call, trained in ((eager, eager), (run, model)):
-        scaler = GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-        optimizer = VirtualGradientDescent(trained, 1e-3, RMS(), grad_scaler=scaler)
-        for x in batches(4, 4, 4, 4):
-            optimizer.zero_grad()
-            scaler.scale(call(x).square().mean()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        assert scaler.get_scale() == 4096.0
-        optimizer.detach()
-    assert_same(eager, model)
 
 
 def test_all_sites_count_in_one_kernel() -> None:
@@ -265,110 +152,6 @@ def test_a_scale_that_is_changed_too_late_is_told() -> None:
     optimizer.param_groups[0]["scale"] = 0.5
     with pytest.warns(UserWarning, match=r"group 0: scale went from 1 to 0.5 after zero_grad\(\)"):
         optimizer.step()
-
-
-@pytest.mark.parametrize("reading", READINGS)
-def test_accumulation_equals_eager_accumulation(reading: str) -> None:
-    eager = network()
-    eager[1].eval()
-    model = copy.deepcopy(eager)
-    run = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for m, call in ((eager, eager), (model, run)):
-        optimizer = SVGD(m, 1e-3, **READINGS[reading])
-        for _ in range(3):
-            optimizer.zero_grad()
-            for x in batches(4, 4, 2):
-                (call(x).square().mean() / 3).backward()
-            optimizer.step()
-    assert_same(eager, model)
-
-
-def test_eager_and_compiled_passes_in_turn() -> None:
-    eager = network()
-    model = copy.deepcopy(eager)
-    run = torch.compile(model, fullgraph=True, backend="aot_eager")
-    ours, theirs = SVGD(model, 1e-3), SVGD(eager, 1e-3)
-    for call in (run, model, run, model):
-        train(call, ours, batches(4))
-        train(eager, theirs, batches(4))
-    assert_same(eager, model)
-
-
-def test_a_graph_break() -> None:
-    class Broken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = torch.tanh(self.first(x))
-            torch._dynamo.graph_break()
-            return self.second(x)
-
-    torch.manual_seed(0)
-    eager = Broken().double()
-    model = copy.deepcopy(eager)
-    run = torch.compile(model, backend="aot_eager")
-    inputs = [torch.randn(4, 6).double() for _ in range(3)]
-    train(run, SVGD(model, 1e-3), inputs)
-    train(eager, SVGD(eager, 1e-3), inputs)
-    assert_same(eager, model)
-
-
-def test_a_compiled_part_of_an_eager_model() -> None:
-    eager = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3)).double()
-    model = copy.deepcopy(eager)
-    model[2].compile(backend="aot_eager", fullgraph=True)
-    inputs = [torch.randn(4, 6).double() for _ in range(3)]
-    train(model, SVGD(model, 1e-3), inputs)
-    train(eager, SVGD(eager, 1e-3), inputs)
-    assert_same(eager, model)
-
-
-def test_state_loaded_before_and_after_compilation() -> None:
-    eager = network()
-    model = copy.deepcopy(eager)
-    run = torch.compile(model, fullgraph=True, backend="aot_eager")
-    first, second = SVGD(eager, 1e-3), SVGD(model, 1e-3)
-    train(eager, first, batches(4, 4))
-    saved = copy.deepcopy((eager.state_dict(), first.state_dict()))
-    for _ in range(2):  # into a model that was never run, then into a compiled one
-        model.load_state_dict(saved[0])
-        second.load_state_dict(saved[1])
-        eager.load_state_dict(saved[0])
-        first.load_state_dict(copy.deepcopy(saved[1]))
-        train(run, second, batches(4, 4))
-        train(eager, first, batches(4, 4))
-        assert_same(eager, model)
-        assert second.operator.state.keys() == first.operator.state.keys()
-
-
-def test_a_compiled_step() -> None:
-    eager = network()
-    model = copy.deepcopy(eager)
-    ours, theirs = SVGD(model, 1e-3, momentum=0.5), SVGD(eager, 1e-3, momentum=0.5)
-    step = torch.compile(ours.step, backend="aot_eager")
-    for x in batches(4, 4, 4):
-        for m, optimizer, make_step in ((model, ours, step), (eager, theirs, theirs.step)):
-            optimizer.zero_grad()
-            m(x).square().mean().backward()
-            make_step()
-    assert_same(eager, model)
-
-
-def test_a_model_that_is_called_twice_before_backward() -> None:
-    eager = network()
-    model = copy.deepcopy(eager)
-    run = torch.compile(model, fullgraph=True, backend="aot_eager")
-    ours, theirs = SVGD(model, 1e-3), SVGD(eager, 1e-3)
-    for _ in range(3):
-        for call, optimizer in ((run, ours), (eager, theirs)):
-            optimizer.zero_grad()
-            a, b = batches(4, 4)
-            (call(a) - call(b)).square().mean().backward()
-            optimizer.step()
-    assert_same(eager, model)
-    assert ours.operator.state.keys() == theirs.operator.state.keys()
 
 
 def test_r_lies_in_memory_as_sigma_does_and_g_is_not_copied():

@@ -1,7 +1,7 @@
 """Options that several commands have, with one meaning and one help text each."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,3 +35,8 @@ Markdown = Annotated[
         exists=True,
     ),
 ]
+
+
+def existing_folder(help_text: str) -> Any:
+    """An option that names a folder of earlier results."""
+    return typer.Option(metavar="DIR", help=help_text, file_okay=False, exists=True)

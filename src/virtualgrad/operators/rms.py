@@ -123,16 +123,6 @@ class RMS(StatefulOperator):
             return None
         return self._gather(running, g, self.settings(site))
 
-    def has_rows(self, site: Site, axis: int) -> bool:
-        """Whether T(g) is f g with an f that is known before g, one number per index of an axis."""
-        if not self.stale or type(self).__call__ is not RMS.__call__:
-            return False
-        layout = self.layout_at(site)
-        averaged = layout.averaged_axes(self.share_positions)
-        return site.shape == layout.view and all(
-            [(a in averaged) != (a == axis) for a in range(len(layout.view))]
-        )
-
     def again(self, g: Tensor, earlier: Tensor, site: Site) -> Tensor:
         """Return T(g) of a further pass through a graph that has brought ``earlier`` already.
 

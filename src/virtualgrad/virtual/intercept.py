@@ -146,7 +146,7 @@ class Intercept(TorchFunctionMode):
         memory = self._memories.layers.get((leaf.function, path, id(weight)))
         if memory is None or id(x) in self.tracked.views:  # a parameter in another guise
             return None
-        if not leaf.is_itself() or torch._C._len_torch_function_stack() != 1:
+        if not leaf.is_all_of(module) or torch._C._len_torch_function_stack() != 1:
             return None
         mode = torch._C._pop_torch_function_stack()
         try:
@@ -154,9 +154,8 @@ class Intercept(TorchFunctionMode):
                 return None
             current = self.passes.current
             if leaf.arguments is not None:
-                given = leaf.arguments(module, x)
-                run = memory.run
-                return given and run(leaf.function, given, {}, current, self.batch_dim)
+                arguments = leaf.arguments(module, x)
+                return memory.run(leaf.function, arguments, {}, current, self.batch_dim)
             is_left_out = isinstance(memory, LeftOut) and memory.counts_for(module, current)
             return forward(module, x) if is_left_out else None
         finally:
@@ -230,7 +229,7 @@ class Intercept(TorchFunctionMode):
             self.batch_dim, self.passes.current.batch_size = batch_dim, batch_size
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and func is checkpoint:
+        if func is checkpoint and torch.compiler.is_compiling():
             return self._checkpointed(args, kwargs)
         result = func(*args, **kwargs)
         if self.tracked.views and isinstance(result, Tensor) and args and result is args[0]:

@@ -14,8 +14,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Arguments = Callable[[Any, Tensor], tuple[Any, ...] | None]
-"""A layer and its input -> the arguments of its op; None if it does more than call it."""
+Arguments = Callable[[Any, Tensor], tuple[Any, ...]]
+"""A layer and its input -> the arguments of its op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,13 @@ class Leaf:
     function: Any
     arguments: Arguments | None = None
 
-    def is_itself(self) -> bool:
-        """Whether the op is still torch's own: others may have put theirs in its place."""
-        return vars(F).get(self.name) is self.function
+    def is_all_of(self, module: nn.Module) -> bool:
+        """Whether a layer calls this op, still torch's own, and nothing before it.
+
+        Others may have put theirs in its place, and a convolution may pad first.
+        """
+        is_itself = vars(F).get(self.name) is self.function
+        return is_itself and vars(module).get("padding_mode", "zeros") == "zeros"
 
 
 def leaf_of(module: nn.Module) -> Leaf | None:
@@ -48,9 +52,7 @@ def _of_linear(layer: Any, x: Tensor) -> tuple[Any, ...]:
     return x, parameters.get("weight"), parameters.get("bias")
 
 
-def _of_convolution(layer: Any, x: Tensor) -> tuple[Any, ...] | None:
-    if layer.padding_mode != "zeros":  # it pads first
-        return None
+def _of_convolution(layer: Any, x: Tensor) -> tuple[Any, ...]:
     return (*_of_linear(layer, x), layer.stride, layer.padding, layer.dilation, layer.groups)
 
 

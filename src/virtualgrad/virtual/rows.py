@@ -19,6 +19,7 @@ from torch import Tensor
 
 from virtualgrad.operators import RMS, identity
 from virtualgrad.operators.rms_compiled import InCompiledPass
+from virtualgrad.sites import Site
 from virtualgrad.virtual.calls import Call
 from virtualgrad.virtual.ops import map_arguments
 from virtualgrad.virtual.plans import Plan
@@ -81,7 +82,7 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     for part, operator in plan:
         if operator is identity:
             continue  # the true g
-        if not isinstance(operator, RMS) or not operator.has_rows(part, axis):
+        if not isinstance(operator, RMS) or not _has_rows(operator, part, axis):
             return None
         passed = InCompiledPass(operator, part, sigma)
         factor = passed.factor(sigma.dtype, sigma.device)
@@ -97,3 +98,13 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     for passed in passes:
         result = Seen.apply(passed, result)
     return result
+
+
+def _has_rows(rms: RMS, site: Site, axis: int) -> bool:
+    """Whether T(g) is f g with an f that is known before g, one number per index of an axis."""
+    if not rms.stale or type(rms).__call__ is not RMS.__call__:
+        return False
+    layout = rms.layout_at(site)
+    averaged = layout.averaged_axes(rms.share_positions)
+    axes = range(len(layout.view))
+    return site.shape == layout.view and all([(a in averaged) != (a == axis) for a in axes])

@@ -37,7 +37,7 @@ from virtualgrad.lab.bench.table import print_rows
 from virtualgrad.lab.bench.work import Setup
 from virtualgrad.lab.console import errors_told, say
 from virtualgrad.lab.devices import device_named
-from virtualgrad.lab.options import Device, Markdown
+from virtualgrad.lab.options import Device, Markdown, existing_folder
 from virtualgrad.lab.report.readme import update_readme
 
 __all__ = ["bench"]
@@ -99,12 +99,7 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = OUT,
     table: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Measure nothing: show what an earlier call left in this folder.",
-            file_okay=False,
-            exists=True,
-        ),
+        existing_folder("Measure nothing: show what an earlier call left in this folder."),
     ] = None,
     readme: Markdown = None,
 ) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from virtualgrad.lab.console import errors_told, say
 from virtualgrad.lab.devices import setup_named
-from virtualgrad.lab.options import Amp, Device, Markdown, Stretched
+from virtualgrad.lab.options import Amp, Device, Markdown, Stretched, existing_folder
 from virtualgrad.lab.recipes import RECIPES
 from virtualgrad.lab.report.markdown import DIGITS_WARNING, written
 from virtualgrad.lab.report.readme import update_readme
@@ -75,12 +75,7 @@ def sweep(
     amp: Amp = False,
     table: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Search nothing: one table of the sweeps whose folders lie in this one.",
-            file_okay=False,
-            exists=True,
-        ),
+        existing_folder("Search nothing: one table of the sweeps whose folders lie in this one."),
     ] = None,
     page: Markdown = None,
 ) -> None:
