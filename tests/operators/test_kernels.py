@@ -1,28 +1,22 @@
 """The fused kernel against its oracle, and where it steps aside.
 
-There is no GPU where these run as a rule: the functions ``check_*`` are collected in a process of
-their own, in which Triton interprets kernels on the CPU. It must know so when it is imported.
+There is no GPU where these run as a rule: the functions ``check_*`` run in Triton's interpreter.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from interpreted import needs_triton, run_checks
 from torch import Tensor
 
 from virtualgrad import Site
-from virtualgrad.operators import RMS, kernels
+from virtualgrad.operators import RMS, kernels, rms_fused
 from virtualgrad.operators.kernels import Fused, Tile, Update, choose_tile, fits, plain, prepare
 from virtualgrad.sites import read_layout
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed here")
 
 CONTIGUOUS, CHANNELS_LAST, APART, TOGETHER = "contiguous", "channels last", "apart", "expanded"
 UPDATE = Update(rho=0.9, weight=0.1 * 7, scale=0.5, eps=1e-3)
@@ -149,13 +143,13 @@ def check_rms_is_the_same_with_and_without_the_kernel(stale, per_sample, monkeyp
             g = gradient(shape, CHANNELS_LAST, torch.float32) * (step + 1)
             product = by_kernel(g, site)
             with monkeypatch.context() as patch:
-                patch.setattr(kernels, "prepare", lambda *_: None)
+                patch.setattr(rms_fused, "prepare", lambda *_: None)
                 torch.testing.assert_close(product, by_torch(g, site))
         by_kernel.commit()
         by_torch.commit()
     running = by_kernel.sites.kept[site.key]
-    assert running.fused is not None
-    assert by_torch.sites.kept[site.key].fused is None
+    assert running.kernels["T"][1] is not None
+    assert by_torch.sites.kept[site.key].kernels["T"][1] is None
     torch.testing.assert_close(running.r, by_torch.state[site.key]["r"])
 
 
@@ -182,16 +176,7 @@ def test_the_oracle_is_what_rms_does(stale: bool) -> None:
 @pytest.mark.slow
 @needs_triton
 def test_the_kernel_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += ["-p", "no:pytest_cov", "-o", "python_functions=check_*", __file__]
-    root = Path(__file__).parents[2]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV_"))}
-    environment["TRITON_INTERPRET"] = "1"
-    run = subprocess.run(
-        command, env=environment, cwd=root, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
-    assert "passed" in run.stdout
+    run_checks(__file__)
 
 
 @pytest.mark.gpu
@@ -245,8 +230,8 @@ def test_plain_torch_where_positions_are_shared_or_nothing_can_be_launched() -> 
 
 
 def test_plain_torch_for_long_columns_that_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_usable", lambda device: True)
-    monkeypatch.setattr(kernels, "_processors", lambda device: 132)
+    monkeypatch.setattr(kernels, "is_usable", lambda device: True)
+    monkeypatch.setattr(kernels, "processors_of", lambda device: 132)
     assert prepare(torch.ones(9000, 10), torch.ones(10), (0,)) is None
 
 

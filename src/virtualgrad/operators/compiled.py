@@ -22,7 +22,12 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators.counts import Graphs, keep_static
-from virtualgrad.operators.statistic import accumulated, mean_square, sum_of_squares
+from virtualgrad.operators.statistic import (
+    accumulated,
+    mean_square,
+    sum_of_columns,
+    sum_of_squares,
+)
 
 
 class Compiled:
@@ -66,6 +71,7 @@ class Compiled:
         loss_scale: Any,
         unit_is_sample: bool,
         graph: Tensor | None = None,
+        by_columns: bool = False,
     ) -> Tensor:
         """Take in g, averaged over some axes; the new r, as T goes by it.
 
@@ -82,11 +88,13 @@ class Compiled:
             graph: the number of the pass's graph, thrice (:mod:`.counts`), where nobody else knows
                 whether it is the first pass through it. (Without samples g is added up: any number
                 of passes will do.)
+            by_columns: whether samples, the first axis, are to be summed by themselves.
         """
         if counts is None:
             self.add_gradient(accumulated(g) / loss_scale, axes, rho=rho)
             return self.candidate
-        squares = sum_of_squares(g, axes) / loss_scale**2
+        summed = sum_of_columns if by_columns and len(axes) > 1 else sum_of_squares
+        squares = summed(g, axes) / loss_scale**2
         return self.add_samples(
             squares, *counts, rho=rho, unit_is_sample=unit_is_sample, graph=graph
         )

@@ -13,8 +13,9 @@ column (a number of sigma, over the samples), w = (1 - rho) u^2 / e and N_0 of e
 sigma, averaged over the sample axis alone; float32, bfloat16 or float16; the numbers of a sample
 dense in memory, and r in the same order (contiguous or channels-last; samples may lie apart).
 **Where not:** r shared over positions, or many samples of few numbers. There a column is long and
-columns are few: one program per block of columns would leave most of the chip idle, and torch's
-own reductions, which split a column over many blocks, are better. Nor in float64 and complex.
+columns are few: one program per block of columns would leave most of the chip idle. Reductions that
+split a column over many blocks are better, torch's own or that of :mod:`.kernels_of_sums`. Nor in
+float64 and complex.
 
 Triton comes with torch on Linux for CUDA. It is imported by the first site on a GPU; where it is
 missing or cannot compile (no driver, no C compiler), ``prepare`` returns None, and plain torch
@@ -64,7 +65,7 @@ class Fused:
         n = g.numel() // m
         self._sizes = (m, n, g.stride(axis))
         self._meta = (tile.whole, tile.rows, tile.columns)
-        self._launch = _kernel()[(-(-n // tile.columns),)]
+        self._launch = _transform()[(-(-n // tile.columns),)]
         self._device = g.get_device()
 
     def __call__(
@@ -79,22 +80,32 @@ class Fused:
             update: the numbers of the update, None if the factor is given.
         """
         out, norm = torch.empty_like(g), torch.empty_like(given)
-        if earlier is not None and earlier.stride() != norm.stride():  # from another path
-            earlier = torch.empty_like(norm).copy_(earlier)
+        earlier = in_order_of(norm, earlier)
         # An int would be another signature, and compiled anew for some values.
         numbers = (0.0, 0.0, 0.0, 0.0) if update is None else tuple(map(float, update))
         arguments = (g, out, norm, earlier, given, *self._sizes, *numbers, update is not None)
-        # Triton launches on the current device; the engine has made it g's, a bare call may not.
-        if self._device < 0 or self._device == torch.cuda.current_device():
-            self._run(arguments)
-        else:
-            with torch.cuda.device(self._device):
-                self._run(arguments)
+        launch(self._launch, self._device, (*arguments, *self._meta), self.tile.warps)
         return out, norm
 
-    def _run(self, arguments: tuple[Any, ...]) -> None:
-        # Fusion is Triton's default up to 3.9, which warns where it is left open.
-        self._launch(*arguments, *self._meta, num_warps=self.tile.warps, enable_fp_fusion=True)
+
+def launch(kernel: Any, device: int, arguments: tuple[Any, ...], warps: int) -> None:
+    """Launch a kernel with its grid on a device; a number below 0 is a CPU.
+
+    Triton launches on the current device; the engine has made it g's, a bare call may not.
+    """
+    # Fusion is Triton's default up to 3.9, which warns where it is left open.
+    if device < 0 or device == torch.cuda.current_device():
+        kernel(*arguments, num_warps=warps, enable_fp_fusion=True)
+        return
+    with torch.cuda.device(device):
+        kernel(*arguments, num_warps=warps, enable_fp_fusion=True)
+
+
+def in_order_of(norm: Tensor, earlier: Tensor | None) -> Tensor | None:
+    """The norm of earlier passes, which may be plain torch's, with the strides of the new one."""
+    if earlier is None or earlier.stride() == norm.stride():
+        return earlier
+    return torch.empty_like(norm).copy_(earlier)
 
 
 def plain(
@@ -120,11 +131,11 @@ def prepare(g: Tensor, r: Tensor, averaged: tuple[int, ...]) -> Fused | None:
         r: the running mean beside it.
         averaged: the axes over which g^2 is averaged.
     """
-    if len(averaged) != 1 or not fits(g, r, averaged[0]) or not _usable(g.device):
+    if len(averaged) != 1 or not fits(g, r, averaged[0]) or not is_usable(g.device):
         return None
     m = g.shape[averaged[0]]
     n = g.numel() // m
-    processors = _processors(g.device)
+    processors = processors_of(g.device)
     tile = choose_tile(m, n, g.element_size(), processors)
     if not tile.whole and n < tile.columns * processors:  # long columns, and few
         return None
@@ -167,7 +178,7 @@ def choose_tile(m: int, n: int, bytes_each: int, processors: int) -> Tile:
     A row of it is at least a sector of memory (32 bytes), and 128 bytes, or more where rows are
     few, if n is large enough to give every multiprocessor a program.
     """
-    rows = _power_of_two_from(m)
+    rows = power_of_two_from(m)
     sector, line = 32 // bytes_each, 128 // bytes_each
     columns = min(1024, max(4096 // rows, min(line, 8192 // rows), 2 * sector))
     while columns > sector and n <= columns * (processors - 1):
@@ -181,11 +192,12 @@ def choose_tile(m: int, n: int, bytes_each: int, processors: int) -> Tile:
     return Tile(rows, columns, max(1, rows * columns // per_warp), True)
 
 
-def _power_of_two_from(number: int) -> int:
+def power_of_two_from(number: int) -> int:
+    """The least power of two that is not below a number."""
     return 1 << (number - 1).bit_length()
 
 
-def _kernel() -> Any:
+def _transform() -> Any:
     from virtualgrad.operators.rms_kernel import transform  # noqa: PLC0415 - imports Triton
 
     return transform
@@ -201,14 +213,15 @@ def may_launch(device: torch.device) -> bool:
     return device.type == "cuda" or (device.type == "cpu" and _interpreted())
 
 
-def _processors(device: torch.device) -> int:
+def processors_of(device: torch.device) -> int:
+    """How many programs a device runs at once, at least."""
     if device.type == "cpu":
         return 1
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
 
 
-def _usable(device: torch.device) -> bool:
+def is_usable(device: torch.device) -> bool:
     """Whether a kernel can be launched for a tensor on the device."""
     if device.type == "cpu":
         return _interpreted() and _launches(device)

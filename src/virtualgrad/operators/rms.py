@@ -32,16 +32,19 @@ from torch import Tensor
 
 from virtualgrad.operators import kernels
 from virtualgrad.operators.base import Operator, SiteState, StatefulOperator
+from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.operators.ranks import Gathering
 from virtualgrad.operators.rms_compiled import InCompiledPass
+from virtualgrad.operators.rms_fused import (
+    Moment,
+    norm_sums_fused,
+    root_of_squares_fused,
+    transform_fused,
+)
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
 from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
 from virtualgrad.operators.running_sites import RunningSites
-from virtualgrad.operators.statistic import (
-    accumulated,
-    root_of_squares,
-    squares_added,
-)
+from virtualgrad.operators.statistic import accumulated, squares_added
 from virtualgrad.sites import Layout, Site
 
 
@@ -100,7 +103,9 @@ class RMS(StatefulOperator):
             return g
         running = self._find(g, site)
         viewed = g if running.view is None else g.reshape(running.view)
-        product = self._transform_fused(running, viewed, numbers) if running.fusible else None
+        product = None
+        if self._may_fuse(running):
+            product = transform_fused(running, viewed, numbers, self._moment)
         if product is None:
             factor = self._gather(running, viewed, numbers).view(running.broadcast_shape)
             product = _product(viewed, factor)
@@ -122,6 +127,34 @@ class RMS(StatefulOperator):
         if running.only_axis != axis:
             return None
         return self._gather(running, g, self.settings(site))
+
+    def norm_sums(self, g: Tensor, site: Site, normalized: Normalized) -> Tensor | None:
+        """Return the gradients of a batch norm's weight and bias, as rows, and prepare the new r.
+
+        By one kernel on a GPU that never makes T(g); None, and nothing is prepared, where there is
+        none for this g, or where a subclass makes something else of T(g).
+
+        Args:
+            g: dJ/dsigma.
+            site: where.
+            normalized: how the norm makes x^.
+        """
+        if g.numel() == 0 or type(self).__call__ is not RMS.__call__:
+            return None
+        running = self._find(g, site)
+        if running.view is not None or not self._may_fuse(running):
+            return None
+        numbers = self.settings(site)
+        return norm_sums_fused(running, g, normalized, numbers, self._moment)
+
+    def _may_fuse(self, running: Running) -> bool:
+        """Whether a kernel may make T at a site: it does not wait for the sums of all ranks."""
+        alone = self.stale or self.ranks is None
+        return running.fusible and alone and running.compiled is None
+
+    @property
+    def _moment(self) -> Moment:
+        return Moment(self.stale, self.loss_scale)
 
     def again(self, g: Tensor, earlier: Tensor, site: Site) -> Tensor:
         """Return T(g) of a further pass through a graph that has brought ``earlier`` already.
@@ -169,25 +202,6 @@ class RMS(StatefulOperator):
         running.only_axis = kept[0] if len(kept) == 1 and running.view is None else None
         return running
 
-    def _transform_fused(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor | None:
-        """T(g) by one kernel on a GPU; None where there is none for this g."""
-        alone = self.stale or self.ranks is None  # T does not wait for the sums of all ranks
-        if running.compiled is not None or not alone:
-            return None
-        known = (g.shape, g.stride(), g.dtype)
-        if running.fused_for != known:
-            running.fused = kernels.prepare(g, running.r, running.averaged)
-            running.fused_for = known
-        if running.fused is None:
-            return None
-        running.rho, running.loss_scale = numbers.rho, self.loss_scale
-        running.elements += running.elements_of_pass
-        running.samples += running.samples_of_pass
-        rho, weight = (1.0, 0.0) if self.stale else (running.rho, running.weight)
-        update = kernels.Update(rho, weight, numbers.scale, numbers.eps)
-        product, running.norm = running.fused(g, running.r, running.norm, update)
-        return product
-
     def _gather(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
         """Add g to what the site has got since the last commit; s / sqrt(r + eps)."""
         running.rho, running.loss_scale = numbers.rho, self.loss_scale
@@ -205,7 +219,7 @@ class RMS(StatefulOperator):
         now = None if self.stale else self.ranks  # T needs the new r of all ranks
         if running.sampled:
             brought = (
-                root_of_squares(g, running.averaged),
+                root_of_squares_fused(running, g),
                 running.elements_of_pass,
                 running.samples_of_pass,
             )

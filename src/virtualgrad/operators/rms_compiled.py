@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import OperatorError
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
+from virtualgrad.operators.statistic import accumulated
 from virtualgrad.sites import Site
 
 if TYPE_CHECKING:
@@ -54,10 +56,33 @@ class InCompiledPass:
         rms, layout = self.rms, self.rms.layout_at(site)
         if rms.learns_nothing(g):
             return g
-        updated = self.note(g)
+        return (g.reshape(layout.view) * self._take_in(g)).to(g.dtype).reshape(g.shape)
+
+    def sums(self, g: Tensor, times: Sequence[Tensor | None]) -> list[Tensor]:
+        """For each v: the sum of T(g) v over all axes but the parameter's; prepare the new r.
+
+        T(g) = f g, with one f for all samples: they are summed first, and T(g) is not made.
+
+        Args:
+            g: of a site whose layout has sigma's own axes.
+            times: v, of sigma's shape, or None for 1.
+        """
+        rms, layout = self.rms, self.rms.layout_at(self.site)
+        averaged = layout.averaged_axes(rms.share_positions)
+        others = layout.averaged_axes(True)  # and the samples, one by now
+        factor: Any = 1 if rms.learns_nothing(g) else self._take_in(g)
+        wide = accumulated(g)
+        found = []
+        for v in times:
+            columns = (wide if v is None else wide * v).sum(averaged, keepdim=True)
+            found.append((columns * factor).sum(others))
+        return found
+
+    def _take_in(self, g: Tensor) -> Tensor:
+        """Write the candidate of the new r; f of T(g) = f g, with the axes of g."""
+        updated, rms = self.note(g), self.rms
         factor = self.factor(g.dtype, g.device) if rms.stale else factor_by(updated, self.numbers)
-        factor = factor.reshape(layout.broadcast_shape(rms.share_positions))
-        return (g.reshape(layout.view) * factor).to(g.dtype).reshape(g.shape)
+        return factor.reshape(rms.layout_at(self.site).broadcast_shape(rms.share_positions))
 
     def factor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """S / sqrt(r + eps), r of before, for a g of this dtype."""
@@ -76,6 +101,9 @@ class InCompiledPass:
             loss_scale=self.numbers.loss_scale,
             unit_is_sample=rms.unit_is_sample,
             graph=getattr(rms.sites, rms.sites.graph_at(self.site.key)),
+            # A convolution's g comes from a norm or a ReLU, made by the compiler; a product's, more
+            # often, from another product, which is not.
+            by_columns=self.site.op.startswith("conv") and layout.sample_axis == 0,
         )
 
     def _kept(self, dtype: torch.dtype, device: torch.device) -> Compiled:

@@ -12,14 +12,13 @@ their own (:mod:`.compiled`), from where a commit takes the new r.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from virtualgrad.operators.compiled import Compiled
-from virtualgrad.operators.kernels import Fused
 from virtualgrad.operators.statistic import mean_square
 from virtualgrad.sites import Site
 
@@ -38,8 +37,8 @@ class Running:
         elements_of_pass, samples_of_pass: e and m of one backward pass.
         broadcast_shape: the shape in which r stands beside g.
         only_axis: the axis of sigma along which r differs, if there is just one.
-        fusible: whether there may be a kernel for T.
-        fused, fused_for: the kernel, if there is one, and the kind of g that it is for.
+        fusible: whether there may be kernels for T.
+        kernels: what it is for -> the kind of g that it is for, and the kernel, if there is one.
         norm: root of the sum of g^2 since the last commit.
         gradient: sum of g since then, where sigma has no sample axis: there g is the gradient of
             the whole loss already, and its square is the statistic.
@@ -60,8 +59,6 @@ class Running:
     broadcast_shape: tuple[int, ...] = ()
     only_axis: int | None = None
     fusible: bool = False
-    fused: Fused | None = None
-    fused_for: tuple[Any, ...] | None = None
     unit_is_sample: bool = False
     norm: Tensor | None = None
     gradient: Tensor | None = None
@@ -76,6 +73,14 @@ class Running:
     def __init__(self, r: Tensor, *, committed: bool) -> None:
         self.r = r
         self.committed = committed
+        self.kernels: dict[str, tuple[tuple[Any, ...], Any]] = {}
+
+    def kernel(self, purpose: str, known: tuple[Any, ...], prepare: Callable[[], Any]) -> Any:
+        """The kernel for a purpose and a kind of g; prepared when one of that kind comes first."""
+        found = self.kernels.get(purpose)
+        if found is None or found[0] != known:
+            found = self.kernels[purpose] = (known, prepare())
+        return found[1]
 
     @property
     def reached(self) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.virtual.ops import Transforms, transformed_gradients
+from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.virtual.ops import Transforms, is_wanted, transformed_gradients
 
 BEHIND_INPUT: dict[str, Any] = {
     "weight": None,
@@ -76,6 +77,9 @@ class BatchNorm(torch.autograd.Function):
             return (None,) * 9
         x, weight, running_mean, running_var, mean, deviation, reserve = ctx.saved_tensors
         needed = dict(zip(("input", "weight", "bias"), ctx.needs_input_grad[1:4], strict=True))
+        sums = _sums(ctx, g, Normalized(x, mean, deviation))
+        if sums is not None:  # nothing is left to pull back but the true g, into x
+            needed.update(weight=False, bias=False)
         pulled = transformed_gradients(
             ctx, g, ctx.operands, [needed[name] for name in ctx.operands], row_axis=1
         )
@@ -103,4 +107,21 @@ class BatchNorm(torch.autograd.Function):
             grad if t is None or grad is None else t.scaled(grad)
             for t, grad in zip(asked, result, strict=True)
         ]
+        if sums is not None:
+            scaled[1:] = (one.to(weight.dtype) for one in sums.unbind())
         return None, *scaled, None, None, None, None, None
+
+
+def _sums(ctx: Any, g: Tensor, normalized: Normalized) -> Tensor | None:
+    """The gradients of weight and bias under their T, as rows, where one kernel makes both."""
+    transform = ctx.transforms.get("weight")
+    if transform is None or ctx.transforms.get("bias") is not transform:
+        return None
+    # Whatever else torch may have run (MIOpen, say) keeps other things.
+    is_known = ctx.training and ctx.kernel in (0, 1) and not torch.is_grad_enabled()
+    if not is_known or not all(ctx.needs_input_grad[2:4]):
+        return None
+    if not (is_wanted(ctx, 1) and is_wanted(ctx, 2)):
+        return None
+    sums: Tensor | None = transform.norm_sums(g, normalized)
+    return sums

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.errors import DoubleBackwardError
+from virtualgrad.operators.kernels_of_sums import Normalized
 
 CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 CONTAINERS = (list, tuple, dict)
@@ -33,6 +34,9 @@ class Transform(Protocol):
 
     def row_factor(self, g: Tensor, axis: int) -> Tensor | None:
         """Return f where T(g) is f g with one number per index of the axis; else None."""
+
+    def norm_sums(self, g: Tensor, normalized: Normalized) -> Tensor | None:
+        """Return the gradients of a batch norm's weight and bias, as rows; None without kernel."""
 
 
 Transforms = dict[str, Transform]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from virtualgrad.errors import OperatorError
 from virtualgrad.operators import Operator, StatefulOperator, apply_operator, identity
+from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.sites import Site
 
 
@@ -97,6 +98,20 @@ class Transform:
             self.current.consumed = True
             self._keep(g, None)
         return factor
+
+    def norm_sums(self, g: Tensor, normalized: Normalized) -> Tensor | None:
+        """Return the gradients of a batch norm's weight and bias under T, as rows; else None.
+
+        If there are some, they stand for the call of this, as a row's factor does.
+        """
+        sums_of = getattr(self.operator, "norm_sums", None)
+        if sums_of is None or self._earlier() is not None:
+            return None
+        sums: Tensor | None = sums_of(g, self.site, normalized)
+        if sums is not None:
+            self.current.consumed = True
+            self._keep(g, None)
+        return sums
 
     def _earlier(self) -> Tensor | None:
         """What this graph has brought to the site since the last commit, if it was kept."""

@@ -1,0 +1,162 @@
+r"""Sums of g on a GPU by kernels of our own, where that applies; plain torch is their oracle.
+
+**Batch norm** (:class:`NormSums`). With sigma = w x^ + b the gradients of w and b under T = f g are
+
+    dJ/dw = sum over positions of f (sum over samples of g x^),    dJ/db = the same of g
+
+and f hangs on sum of g^2 over samples (symbols as in :mod:`.kernels`). All three sums over samples
+take one pass over g and x, and T(g) is not made. What is left, as large as one sample, torch sums.
+
+**Shared positions** (:class:`Squares`): the root of the sum of g^2 over all axes but one, which
+lies innermost (channels-last images, tokens). Rows are split over the chip, and a second launch
+adds up the parts: half the time of torch's norm over the same axes, or less.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from virtualgrad.operators.kernels import (
+    DTYPES,
+    Update,
+    fits,
+    in_order_of,
+    is_usable,
+    launch,
+    power_of_two_from,
+    processors_of,
+)
+
+
+class Normalized(NamedTuple):
+    """How a batch norm makes x^ = (x - mean) deviation; the last two have a number per channel."""
+
+    x: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+
+class NormSums:
+    """The gradients of a batch norm's weight and bias, for one shape and strides of g and x."""
+
+    def __init__(self, g: Tensor, x: Tensor) -> None:
+        from virtualgrad.operators.rms_kernel import norm_sums  # noqa: PLC0415 - imports Triton
+
+        m, self._channels = g.shape[0], g.shape[1]
+        n = g.numel() // m
+        self._last = self._channels == 1 or g.stride(1) == 1
+        self._sizes = (m, n, g.stride(0), x.stride(0), self._channels)
+        # On an H200: wide rows where there are columns enough, and a few rows on the chip at once.
+        self._tile = (16, 64) if n >= MANY_COLUMNS else (64, 32)
+        self._launch = norm_sums[(-(-n // self._tile[1]),)]
+        self._device = g.get_device()
+
+    def __call__(
+        self,
+        g: Tensor,
+        normalized: Normalized,
+        r: Tensor,
+        earlier: Tensor | None,
+        update: Update,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the two gradients, one row each, and the new norm of each column.
+
+        Args:
+            g: as it was when this was prepared.
+            normalized: x (as it was then, too), mean and deviation.
+            r: the running mean of g^2, laid out as one sample of g.
+            earlier: the norm of the passes since the last commit, None if this is the first.
+            update: the numbers of the factor; rho = 1 and weight = 0 for the r of before.
+        """
+        norm = torch.empty_like(r)
+        n = self._sizes[1]
+        sums = torch.empty(2, n, dtype=torch.float32, device=g.device)
+        given = (g, *normalized, norm, in_order_of(norm, earlier), r, sums)
+        numbers = tuple(map(float, update))
+        launch(
+            self._launch, self._device, (*given, *self._sizes, *numbers, self._last, *self._tile), 4
+        )
+        if n == self._channels:
+            return sums, norm
+        by_channel = (
+            sums.view(2, -1, self._channels) if self._last else sums.view(2, self._channels, -1)
+        )
+        return by_channel.sum(1 if self._last else 2), norm
+
+
+MANY_COLUMNS = 2**17
+
+
+def prepare_norm(g: Tensor, x: Tensor, r: Tensor, averaged: tuple[int, ...]) -> NormSums | None:
+    """The kernel for a g and an x of these shapes and strides; None where there is none.
+
+    Args:
+        g: with samples on axis 0 and channels on axis 1.
+        x: the input of the norm.
+        r: the running mean beside g.
+        averaged: the axes over which g^2 is averaged.
+    """
+    if averaged != (0,) or type(x) is not Tensor or x.dtype not in DTYPES or x.shape != g.shape:
+        return None
+    if not fits(g, r, 0) or not is_usable(g.device):
+        return None
+    kept = [axis for axis in range(1, g.dim()) if g.shape[axis] > 1]
+    if [x.stride(axis) for axis in kept] != [g.stride(axis) for axis in kept]:
+        return None
+    positions = g.numel() // (g.shape[0] * g.shape[1])
+    innermost_or_outermost = g.shape[1] == 1 or g.stride(1) in (1, positions)
+    return NormSums(g, x) if innermost_or_outermost else None
+
+
+class Squares:
+    """The root of the sum of g^2 over all axes but the innermost one, for one shape of g."""
+
+    def __init__(self, g: Tensor, axis: int, programs: int) -> None:
+        from virtualgrad.operators import rms_kernel  # noqa: PLC0415 - imports Triton
+
+        n = g.shape[axis]
+        m = g.numel() // n
+        columns = min(128, power_of_two_from(n))
+        rows = 4096 // columns
+        blocks = -(-n // columns)
+        parts = max(1, min(256, programs // blocks, -(-m // rows)))
+        share = -(-m // (parts * rows)) * rows
+        parts = -(-m // share)
+        self._first = rms_kernel.part_squares[(parts, blocks)], (m, n, share, rows, columns)
+        last = (parts, n, power_of_two_from(parts), 32)
+        self._second = rms_kernel.root_of_parts[(-(-n // 32),)], last
+        self._parts = (parts, n)
+        self._device = g.get_device()
+
+    def __call__(self, g: Tensor) -> Tensor:
+        """Return the roots, one for each index of the axis."""
+        parts = torch.empty(self._parts, dtype=torch.float32, device=g.device)
+        norm = torch.empty(self._parts[1], dtype=torch.float32, device=g.device)
+        (first, sizes), (second, last) = self._first, self._second
+        launch(first, self._device, (g, parts, *sizes), 8)
+        launch(second, self._device, (parts, norm, *last), 4)
+        return norm
+
+
+def prepare_squares(g: Tensor, axis: int) -> Squares | None:
+    """The kernel for a g of this shape and strides, summed over all axes but one; None without."""
+    if type(g) is not Tensor or g.dtype not in DTYPES or not _is_innermost(g, axis):
+        return None
+    if not is_usable(g.device):
+        return None
+    return Squares(g, axis, 4 * processors_of(g.device))
+
+
+def _is_innermost(g: Tensor, axis: int) -> bool:
+    """Whether g is rows of the axis' numbers, one behind the other, each well aligned."""
+    n = g.shape[axis]
+    if n % 8 or not g.numel() // n or g.stride(axis) != 1:  # of 50,257 columns torch is faster
+        return False
+    size, dense = n, True
+    for other in sorted((a for a in range(g.dim()) if a != axis and g.shape[a] > 1), key=g.stride):
+        dense = dense and g.stride(other) == size
+        size *= g.shape[other]
+    return dense

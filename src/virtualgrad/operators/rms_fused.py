@@ -1,0 +1,82 @@
+"""RMS at a site in an eager pass, by the kernels of a GPU; None where there are none for this g."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from virtualgrad.operators.kernels import Update, prepare
+from virtualgrad.operators.kernels_of_sums import Normalized, prepare_norm, prepare_squares
+from virtualgrad.operators.rms_settings import RMSSettings
+from virtualgrad.operators.running import Running
+from virtualgrad.operators.statistic import root_of_squares
+
+
+class Moment(NamedTuple):
+    """What holds for all sites of a pass: whether T goes by the r of before, the loss's factor."""
+
+    stale: bool
+    loss_scale: float
+
+
+def transform_fused(
+    running: Running, g: Tensor, numbers: RMSSettings, moment: Moment
+) -> Tensor | None:
+    """Return T(g), and take g in."""
+    known = (g.shape, g.stride(), g.dtype)
+    fused = running.kernel("T", known, lambda: prepare(g, running.r, running.averaged))
+    if fused is None:
+        return None
+    update = _count(running, numbers, moment)
+    product: Tensor
+    product, running.norm = fused(g, running.r, running.norm, update)
+    return product
+
+
+def norm_sums_fused(
+    running: Running,
+    g: Tensor,
+    normalized: Normalized,
+    numbers: RMSSettings,
+    moment: Moment,
+) -> Tensor | None:
+    """Return the gradients of a batch norm's weight and bias, as rows, and take g in.
+
+    Args:
+        running: the site.
+        g: dJ/dsigma.
+        normalized: how the norm makes x^.
+        numbers: of the site.
+        moment: of the pass.
+    """
+    x = normalized.x
+    known = (g.shape, g.stride(), g.dtype, x.stride(), x.dtype)
+    fused = running.kernel("norm", known, lambda: prepare_norm(g, x, running.r, running.averaged))
+    if fused is None:
+        return None
+    update = _count(running, numbers, moment)
+    sums: Tensor
+    sums, running.norm = fused(g, normalized, running.r, running.norm, update)
+    return sums
+
+
+def root_of_squares_fused(running: Running, g: Tensor) -> Tensor:
+    """The root of the sum of g^2 over the averaged axes; plain torch's where there is no kernel."""
+    axis = running.only_axis
+    if axis is not None and running.fusible:
+        known = (g.shape, g.stride(), g.dtype)
+        fused = running.kernel("squares", known, lambda: prepare_squares(g, axis))
+        if fused is not None:
+            found: Tensor = fused(g)
+            return found
+    return root_of_squares(g, running.averaged)
+
+
+def _count(running: Running, numbers: RMSSettings, moment: Moment) -> Update:
+    """Count a pass that a kernel is to take in; the numbers of its factor."""
+    running.rho, running.loss_scale = numbers.rho, moment.loss_scale
+    running.elements += running.elements_of_pass
+    running.samples += running.samples_of_pass
+    rho, weight = (1.0, 0.0) if moment.stale else (running.rho, running.weight)
+    return Update(rho, weight, numbers.scale, numbers.eps)

@@ -1,0 +1,220 @@
+"""The kernels that sum, against float64: batch norm's gradients under T, and shared positions.
+
+As in ``test_kernels.py``, the functions ``check_*`` run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from interpreted import needs_triton, run_checks
+from torch import Tensor, nn
+
+from virtualgrad import SVGD
+from virtualgrad.operators import rms_fused
+from virtualgrad.operators.kernels import Update
+from virtualgrad.operators.kernels_of_sums import (
+    Normalized,
+    NormSums,
+    Squares,
+    prepare_norm,
+    prepare_squares,
+)
+
+FIRST = Update(rho=0.9, weight=0.1 * 7, scale=0.5, eps=1e-3)
+STALE = Update(rho=1.0, weight=0.0, scale=0.5, eps=1e-3)
+CHANNELS_LAST = torch.channels_last
+CONTIGUOUS = torch.contiguous_format
+
+NormCase = tuple[tuple[int, ...], torch.memory_format, torch.dtype, torch.dtype, Update, bool]
+NORM_CASES: list[NormCase] = [
+    ((32, 10), CONTIGUOUS, torch.float32, torch.float32, FIRST, False),
+    ((33, 100), CONTIGUOUS, torch.float32, torch.float32, FIRST, True),
+    ((1, 3, 2, 2), CONTIGUOUS, torch.float32, torch.float32, STALE, False),
+    ((70, 6, 3, 5), CHANNELS_LAST, torch.float32, torch.float32, FIRST, True),
+    ((70, 6, 3, 5), CONTIGUOUS, torch.float32, torch.float32, STALE, False),
+    ((5, 1, 4, 4), CHANNELS_LAST, torch.float32, torch.float32, FIRST, False),
+    ((16, 8, 5), CONTIGUOUS, torch.bfloat16, torch.bfloat16, FIRST, False),
+    ((16, 8, 5, 5), CHANNELS_LAST, torch.float32, torch.bfloat16, FIRST, False),
+    ((16, 8, 5, 5), CHANNELS_LAST, torch.float16, torch.float16, STALE, True),
+]
+
+SquaresCase = tuple[tuple[int, ...], int, torch.dtype, int]
+SQUARES_CASES: list[SquaresCase] = [
+    ((300, 8), 1, torch.float32, 4),
+    ((7, 11, 24), 2, torch.float32, 528),
+    ((5, 16, 6, 4), 1, torch.float32, 528),  # channels-last
+    ((1, 8), 1, torch.float32, 528),
+    ((4097, 136), 1, torch.bfloat16, 528),  # two blocks of columns, rows in many parts
+    ((33, 40), 1, torch.float16, 1),
+]
+
+
+def compare_norm(device: str, case: NormCase) -> None:
+    shape, order, dtype, dtype_x, update, has_earlier = case
+    torch.manual_seed(sum(shape))
+
+    def random(dtype: torch.dtype) -> Tensor:
+        t = torch.randn(shape, device=device).to(dtype)
+        return t.contiguous(memory_format=order) if len(shape) == 4 else t
+
+    g, x = random(dtype), random(dtype_x)
+    normalized = Normalized(
+        x, torch.randn(shape[1], device=device), torch.rand(shape[1], device=device) + 0.5
+    )
+    r = torch.rand_like(g[0], dtype=torch.float32)
+    earlier = torch.rand_like(r) if has_earlier else None
+    fused = prepare_norm(g, x, r, (0,))
+    assert fused is not None
+    sums, norm = fused(g, normalized, r, earlier, update)
+    wide, channel = g.double(), (1, -1, *[1] * (len(shape) - 2))
+    squares = wide.square().sum(0) + (0 if earlier is None else earlier.double().square())
+    rho, weight, scale, eps = update
+    transformed = wide * scale * torch.rsqrt(rho * r.double() + weight * squares + eps)
+    mean, deviation = (t.double().view(channel) for t in normalized[1:])
+    by_hat = transformed * (x.double() - mean) * deviation
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    expected = torch.stack([by_hat.sum(axes), transformed.sum(axes)])
+    torch.testing.assert_close(sums.double(), expected, rtol=2e-6, atol=2e-5)
+    torch.testing.assert_close(norm.double(), squares.sqrt(), rtol=1e-6, atol=1e-7)
+    assert norm.stride() == r.stride()
+
+
+def compare_squares(device: str, case: SquaresCase) -> None:
+    shape, axis, dtype, programs = case
+    torch.manual_seed(sum(shape))
+    g = torch.randn(shape, device=device).to(dtype)
+    g = g.contiguous(memory_format=CHANNELS_LAST) if len(shape) == 4 else g
+    assert isinstance(prepare_squares(g, axis), Squares)
+    found = Squares(g, axis, programs)(g)
+    axes = [other for other in range(len(shape)) if other != axis]
+    expected = g.double().square().sum(axes).sqrt()
+    # The interpreter adds one row after the other, not as a tree.
+    torch.testing.assert_close(found.double(), expected, rtol=5e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", NORM_CASES, ids=str)
+def check_batch_norm(case):
+    compare_norm("cpu", case)
+
+
+@pytest.mark.parametrize("case", SQUARES_CASES, ids=str)
+def check_squares(case):
+    compare_squares("cpu", case)
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), torch.arange(len(x)) % 4)
+
+
+@pytest.mark.parametrize("order", [CONTIGUOUS, CHANNELS_LAST], ids=str)
+@pytest.mark.parametrize("released", [False, True])
+def check_training_is_the_same_with_and_without_the_kernels(released, order, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)
+    )
+    model.append(nn.BatchNorm1d(4)).to(memory_format=order)
+    models = [model, copy.deepcopy(model)]
+    options = {"rho": 0.8, "share_positions": True, "where": lambda site: True} if released else {}
+    make = SVGD.released if released else SVGD
+    optimizers = [make(one, 0.1, **options) for one in models]
+    for step in range(3):
+        for _ in range(1 + step % 2):  # two backward passes before the second step
+            x = torch.randn(16, 3, 4, 4).contiguous(memory_format=order)
+            loss_of(models[0], x).backward()
+            with monkeypatch.context() as patch:
+                for name in ("prepare", "prepare_norm", "prepare_squares"):
+                    patch.setattr(rms_fused, name, lambda *_: None)
+                loss_of(models[1], x).backward()
+        for one, other in zip(*(m.parameters() for m in models), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    used = {
+        purpose: type(kernel)
+        for running in optimizers[0].operator.sites.kept.values()
+        for purpose, (_, kernel) in running.kernels.items()
+        if kernel is not None
+    }
+    channels_last = order is CHANNELS_LAST
+    assert used.get("norm") is NormSums
+    assert used.get("squares") is (Squares if released and channels_last else None)
+
+
+@pytest.mark.slow
+@needs_triton
+def test_the_kernels_in_the_interpreter() -> None:
+    run_checks(__file__)
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@on_a_gpu
+@needs_triton
+@pytest.mark.parametrize("case", NORM_CASES, ids=str)
+def test_batch_norm_on_a_gpu(case: NormCase) -> None:
+    compare_norm("cuda", case)
+
+
+@pytest.mark.gpu
+@on_a_gpu
+@needs_triton
+@pytest.mark.parametrize("case", SQUARES_CASES, ids=str)
+def test_squares_on_a_gpu(case: SquaresCase) -> None:
+    compare_squares("cuda", case)
+
+
+# ---------------------------------------------------------------- where they step aside
+
+
+@pytest.fixture
+def usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("virtualgrad.operators.kernels_of_sums.is_usable", lambda device: True)
+
+
+@needs_triton
+@pytest.mark.usefixtures("usable")
+@pytest.mark.parametrize(
+    ("g", "axis"),
+    [
+        pytest.param(torch.empty(4, 8, 3, 3), 1, id="channels in the middle"),
+        pytest.param(torch.empty(4, 6), 1, id="six columns"),
+        pytest.param(torch.empty(0, 8), 1, id="empty"),
+        pytest.param(torch.empty(4, 16)[:, :8], 1, id="rows apart"),
+        pytest.param(torch.empty(1, 8).expand(4, 8), 1, id="expanded"),
+        pytest.param(torch.empty(4, 8).double(), 1, id="double"),
+    ],
+)
+def test_squares_by_plain_torch(g: Tensor, axis: int) -> None:
+    assert prepare_squares(torch.empty(4, 8), 1) is not None
+    assert prepare_squares(g, axis) is None
+
+
+@needs_triton
+@pytest.mark.usefixtures("usable")
+@pytest.mark.parametrize(
+    ("x", "averaged"),
+    [
+        pytest.param(torch.empty(4, 8, 3, 3), (0, 2, 3), id="shared positions"),
+        pytest.param(torch.empty(4, 8, 3, 3, dtype=torch.float64), (0,), id="double"),
+        pytest.param(
+            torch.empty(4, 8, 3, 3).contiguous(memory_format=CHANNELS_LAST), (0,), id="otherwise"
+        ),
+    ],
+)
+def test_batch_norm_by_plain_torch(x: Tensor, averaged: tuple[int, ...]) -> None:
+    g = torch.empty(4, 8, 3, 3)
+    assert prepare_norm(g, torch.empty_like(g), g[0], (0,)) is not None
+    assert prepare_norm(g, x, g[0], averaged) is None
+
+
+def test_nothing_is_launched_without_a_gpu() -> None:
+    g = torch.empty(4, 8)
+    assert prepare_norm(g, g, g[0], (0,)) is None
+    assert prepare_squares(g, 1) is None
