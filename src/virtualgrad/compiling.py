@@ -1,4 +1,4 @@
-"""What compilers (torch.compile) need to be told.
+"""What compilers (torch.compile) need to be told, and what CUDA graphs must be asked.
 
 A compiler traces the Python of a forward pass once, and runs only the tensor part afterwards. The
 helpers here mark what is settled while it traces.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -42,3 +44,8 @@ def never_traced(reason: str) -> Callable[[Function], Function]:
 def fixed(number: int) -> int:
     """The number itself; a compiler that has a symbol for it takes the number that it is now."""
     return range(number).stop
+
+
+def is_capturing() -> bool:
+    """Whether what is launched now goes into a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -188,7 +188,8 @@ class VirtualGradientDescent(Optimizer):
             self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
             if self.grad_scaler is not None:  # a compiled pass asks nobody
                 self._announce_loss_scale()
-            self._transaction.rollback()
+            if not self._attachment.intercept.passes.at_rest:
+                self._transaction.rollback()
             self._attachment.intercept.end_step()
 
     @torch.no_grad()
@@ -210,7 +211,7 @@ class VirtualGradientDescent(Optimizer):
         for group in self.param_groups:
             self._step_group(group)
         self._transaction.commit()
-        attachment.intercept.end_step()
+        attachment.intercept.end_step(committed=True)
         return loss
 
     def _join_ranks(self, model: nn.Module, process_group: Any) -> None:

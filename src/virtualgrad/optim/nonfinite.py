@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from virtualgrad.compiling import is_capturing
 from virtualgrad.errors import NonFiniteError
 from virtualgrad.operators import StatefulOperator
 from virtualgrad.operators.finite import FiniteCheck
@@ -26,7 +26,7 @@ class GradientCheck:
 
     def look_ahead(self) -> None:
         """Look at the gradients, while what T has seen travels between processes."""
-        if not _is_capturing():
+        if not is_capturing():
             self._check.add(self._gradients())
 
     def places(self, operator: StatefulOperator) -> Sequence[str]:
@@ -35,7 +35,7 @@ class GradientCheck:
         What T has seen is asked first: of a NaN in one layer, all layers below have one in their
         gradients, and only the sites tell where backward met it first.
         """
-        if _is_capturing():
+        if is_capturing():
             return []  # the host cannot look while a CUDA graph is captured or replayed
         sites = operator.witnesses()
         values = self._gradients() if self._names is None else []
@@ -49,10 +49,6 @@ class GradientCheck:
         grads = [(name, p.grad) for name, p in self._named if p.grad is not None]
         self._names = [name for name, _ in grads]
         return [grad._values() if grad.is_sparse else grad for _, grad in grads]
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def nonfinite_error(places: Sequence[str]) -> NonFiniteError:

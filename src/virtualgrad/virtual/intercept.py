@@ -126,9 +126,9 @@ class Intercept(TorchFunctionMode):
         self.tracked.views.clear()
         self.passes.leave()
 
-    def end_step(self, *, failed: bool = False) -> None:
+    def end_step(self, *, failed: bool = False, committed: bool = False) -> None:
         """What was run so far belongs to the past: the next forward pass starts to count anew."""
-        self.passes.end_step(failed=failed)
+        self.passes.end_step(failed=failed, committed=committed)
 
     def release(self) -> None:
         """Let go of the parameters."""

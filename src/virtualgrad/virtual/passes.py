@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtualgrad.compiling import is_capturing
 from virtualgrad.operators import Operator, as_stateful
 from virtualgrad.virtual.tracking import Pass
 
@@ -45,6 +46,18 @@ class Passes:
         self._uses_in_training: dict[str, int] = {}
         self._uses_in_eval: dict[str, int] = {}
         self._watched: Any = None  # the handle of a hook that tells of compiled backward passes
+        self._rests = False  # since the last step
+        self._sees_all = True  # whether it knows of every pass that there may be
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing can have been prepared since the last step, of which all is committed.
+
+        Only where all passes are compiled, and seen here: then forgetting copies all of r. Not once
+        a graph was kept (it may be run again, any time), captured (its replays pass by the host),
+        or left without a ``backward()`` that would have shown (``torch.autograd.grad``).
+        """
+        return self._rests and self._sees_all and not self._has_compiled_uses()
 
     def begin(self, batch_size: int | None, training: bool) -> None:
         """Begin a forward pass, or go on with one that no backward pass has consumed yet.
@@ -59,6 +72,7 @@ class Passes:
                 batch_size, training, uses, loss_scale=self.loss_scale, ranks=self.ranks
             )
             return
+        self._sees_all = self._sees_all and not torch.is_grad_enabled()
         task = torch._C._current_graph_task_id()
         if task == -1:
             self.before()
@@ -88,14 +102,17 @@ class Passes:
         """End a forward pass: only the graph keeps it alive from here on."""
         self.current = Pass(None)
 
-    def end_step(self, *, failed: bool = False) -> None:
+    def end_step(self, *, failed: bool = False, committed: bool = False) -> None:
         """What was run so far belongs to the past: the next forward pass starts to count anew.
 
         Args:
             failed: it ends for an error in a forward pass; T has what was prepared before.
+            committed: what T has prepared is its state now.
         """
         current = self._live()
-        under_way = bool(self._uses_in_training or self._uses_in_eval)
+        under_way = self._has_compiled_uses()
+        self._sees_all = self._sees_all and not under_way
+        self._rests = committed
         if current is not None:
             under_way = under_way or not current.consumed
             current.consumed = True
@@ -119,8 +136,14 @@ class Passes:
 
     def _end_compiled(self, *_: Any) -> None:
         """A compiled backward pass is over: what follows has the same sites, in another graph."""
+        self._rests = False
+        if is_capturing() or torch._C._autograd._get_current_graph_task_keep_graph():
+            self._sees_all = False
         self._forget_compiled_uses()
         self._operator.begin_graph()
+
+    def _has_compiled_uses(self) -> bool:
+        return bool(self._uses_in_training or self._uses_in_eval)
 
     def _forget_compiled_uses(self) -> None:
         self._uses_in_training.clear()

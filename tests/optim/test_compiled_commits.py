@@ -1,0 +1,105 @@
+"""What compiled passes have brought: committed once, and forgotten where it is discarded."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from compiled_training import READINGS, assert_same, assert_same_state, batches, network, train
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+
+from virtualgrad import SVGD
+from virtualgrad.operators import running
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+Run = Callable[[Tensor], Tensor]
+
+
+def backward(run: Run, model: nn.Module, optimizer: SVGD, x: Tensor) -> None:
+    run(x).square().mean().backward()
+
+
+def grad(run: Run, model: nn.Module, optimizer: SVGD, x: Tensor) -> None:
+    torch.autograd.grad(run(x).square().mean(), list(model.parameters()))
+
+
+def backward_after_zero_grad(run: Run, model: nn.Module, optimizer: SVGD, x: Tensor) -> None:
+    loss = run(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+
+
+def grad_of_a_graph_that_was_kept(run: Run, model: nn.Module, optimizer: SVGD, x: Tensor) -> None:
+    loss = run(x).square().mean()
+    loss.backward(retain_graph=True)
+    optimizer.zero_grad()
+    torch.autograd.grad(loss, list(model.parameters()))
+
+
+def eager_pass(run: Run, model: nn.Module, optimizer: SVGD, x: Tensor) -> None:
+    model(x).square().mean().backward()
+
+
+@functorch_config.patch(donated_buffer=False)  # so that graphs may be kept
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize(
+    "discarded",
+    [backward, grad, backward_after_zero_grad, grad_of_a_graph_that_was_kept, eager_pass],
+)
+def test_zero_grad_forgets_what_was_discarded(discarded: Callable[..., None], reading: str) -> None:
+    plain = network()
+    model = copy.deepcopy(plain)
+    runs = [torch.compile(m, backend="aot_eager") for m in (plain, model)]
+    theirs, ours = (SVGD(m, 1e-3, **READINGS[reading]) for m in (plain, model))
+    usual, other = batches(4, 4, 4, 4), 3 * batches(4)[0]
+    train(runs[0], theirs, usual)
+
+    def discard(step: int) -> None:
+        if step in (1, 2):
+            before = copy.deepcopy(ours.operator.state)
+            ours.zero_grad()
+            discarded(runs[1], model, ours, other)
+            ours.zero_grad()
+            for key, state in ours.operator.state.items():
+                assert torch.equal(state["r"], before[key]["r"])
+
+    train(runs[1], ours, usual, discard)
+    assert_same(plain, model)
+    assert_same_state(ours, theirs)
+
+
+def test_nothing_is_copied_to_forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    optimizer = SVGD(model, 1e-3)
+    run = torch.compile(model, backend="aot_eager")
+    train(run, optimizer, batches(4, 4))
+    rollbacks: list[int] = []
+    rollback = optimizer.operator.rollback
+    monkeypatch.setattr(optimizer.operator, "rollback", lambda: [rollbacks.append(1), rollback()])
+    train(run, optimizer, batches(4, 4, 4))
+    assert not rollbacks
+    backward(run, model, optimizer, batches(4)[0])
+    optimizer.zero_grad()
+    assert len(rollbacks) == 1
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_large_running_means_are_committed_by_themselves(
+    reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = network()
+    model = copy.deepcopy(eager)
+    theirs, ours = (SVGD(m, 1e-3, **READINGS[reading]) for m in (eager, model))
+    train(eager, theirs, batches(4, 4, 4))
+    sizes = sorted(state["r"].numel() for state in theirs.operator.state.values())
+    monkeypatch.setattr(running, "LARGE", sizes[-1])  # some are, others are not
+    train(torch.compile(model, backend="aot_eager"), ours, batches(4, 4, 4))
+    assert_same(eager, model)
+    assert_same_state(ours, theirs)
