@@ -1,6 +1,6 @@
 """What readers see: the terminal's table, Markdown, pictures."""
 
-from virtualgrad.lab.bench.markdown import PLACE, bench_markdown
+from virtualgrad.lab.bench.markdown import PLACE, SHORT, bench_blocks, bench_markdown
 from virtualgrad.lab.bench.plots import draw_ratios, draw_scaling
 from virtualgrad.lab.bench.rows import Row
 from virtualgrad.lab.bench.table import failures, print_rows
@@ -92,6 +92,20 @@ def test_readme_marks(rows, tmp_path):
     assert readme.read_text(encoding="utf-8") == (
         f"above\n{begin}\n\n{content.strip()}\n\n{end}\nbelow\n"
     )
+
+
+def test_a_readme_gets_the_devices_own_time_alone(make_row):
+    modes = ("compiled+graphed", "eager", "graphed")
+    rows = [
+        make_row(name, 2.0, mode=mode, dtype=dtype)
+        for mode in modes
+        for dtype in ("bf16", "tf32")
+        for name in ("sgd", "svgd")
+    ]
+    assert list(bench_blocks(rows, ENVIRONMENT, "")) == [PLACE]
+    blocks = bench_blocks(rows, ENVIRONMENT, marks(SHORT)[0])
+    lines = [line.split(" | ")[2:4] for line in blocks[SHORT].splitlines() if "MLP" in line]
+    assert lines == [["bf16", "graphed"], ["bf16", "compiled+graphed"]]
 
 
 def test_pictures_are_the_same_bytes_every_time(rows, make_row, tmp_path):

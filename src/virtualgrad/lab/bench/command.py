@@ -13,7 +13,7 @@ from rich.console import Console
 
 from virtualgrad.lab.bench.display import Display
 from virtualgrad.lab.bench.floor import copy_bandwidth
-from virtualgrad.lab.bench.markdown import PLACE, bench_markdown
+from virtualgrad.lab.bench.markdown import bench_blocks
 from virtualgrad.lab.bench.measure import Case
 from virtualgrad.lab.bench.methods import METHODS
 from virtualgrad.lab.bench.modes import MODES, PRECISIONS
@@ -173,7 +173,8 @@ def _show(folder: Path, readme: Path | None, console: Console) -> None:
         print_rows(rows, console)
         files += draw_ratios(rows, folder) or ()
         if readme is not None:
-            update_readme(readme, {PLACE: bench_markdown(rows, load_environment(folder))})
+            text = readme.read_text(encoding="utf-8")
+            update_readme(readme, bench_blocks(rows, load_environment(folder), text))
     if (folder / SCALING).exists():
         files += draw_scaling(load_rows(folder, SCALING), folder) or ()
     for file in files:

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from virtualgrad.lab.bench.methods import METHODS, REFERENCE
+from virtualgrad.lab.bench.modes import MODES
 from virtualgrad.lab.bench.rows import Row
 from virtualgrad.lab.bench.table import failures
 from virtualgrad.lab.bench.titles import (
@@ -20,9 +21,26 @@ from virtualgrad.lab.bench.titles import (
     ratio,
     three_digits,
 )
+from virtualgrad.lab.report.readme import marks
 
-PLACE = "bench"
-"""Name of the place for it in a README."""
+PLACE, SHORT = "bench", "bench-short"
+"""Names of the places for it in a Markdown file: for all of it, and for what a README has room."""
+
+
+def bench_blocks(rows: Sequence[Row], environment: dict[str, Any], text: str) -> dict[str, str]:
+    """What belongs into a Markdown file, by its places: the tables, or those of a README."""
+    if marks(SHORT)[0] in text:
+        return {SHORT: short_markdown(rows, environment)}
+    return {PLACE: bench_markdown(rows, environment)}
+
+
+def short_markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
+    """The device's own time, in bfloat16."""
+    chosen = [
+        row for row in rows if MODES[row.mode].graphed and row.dtype == "bf16" and not of_peers(row)
+    ]
+    title = "Time of a step over SGD's, bfloat16, in a CUDA graph (in parentheses the floor):"
+    return "\n\n".join([_provenance(chosen, environment), title, _times(chosen)]) + "\n"
 
 
 def bench_markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:

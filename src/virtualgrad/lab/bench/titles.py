@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from virtualgrad.lab.bench.methods import METHODS
+from virtualgrad.lab.bench.modes import MODES, PRECISIONS
 from virtualgrad.lab.bench.networks import NETWORKS, TINY
 from virtualgrad.lab.bench.peers import PEER_NETWORKS, PEERS
 from virtualgrad.lab.bench.rows import Row
@@ -40,13 +41,21 @@ def methods_of(rows: Iterable[Row]) -> list[str]:
 
 
 def by_case(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows that were measured in turns, together."""
+    """Rows that were measured in turns, together: by network, number format and mode."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.model, row.dtype, row.mode), []).append(row)
+    # Networks as they come; calls at once finish in any order, so the rest as the options have it.
     models = list(dict.fromkeys(model for model, _, _ in groups))
-    ordered = sorted(groups.items(), key=lambda entry: models.index(entry[0][0]))
-    return [group for _, group in ordered]
+    orders = (models, list(PRECISIONS), list(MODES))
+
+    def place(case: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(
+            order.index(name) if name in order else len(order)
+            for order, name in zip(orders, case, strict=True)
+        )
+
+    return [groups[case] for case in sorted(groups, key=place)]
 
 
 def by_model(rows: Iterable[Row]) -> list[list[Row]]:
