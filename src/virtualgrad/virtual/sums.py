@@ -75,14 +75,13 @@ def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     parameters = [use.tensor for use in call.uses]
     if len(parameters) != len(site.parameters) or affine[0] is affine[1]:
         return None
-    x = call.bound["input"]
+    # In the precision in which norms compute: of a sigma in bfloat16, x^ has more digits.
+    wide = torch.promote_types(sigma.dtype, torch.float32)
 
     def bare(tensor: Tensor) -> Any:
         if tensor is affine[0] or tensor is affine[1]:
             return None
-        # In the precision in which norms compute: of a sigma in bfloat16, x^ has more digits.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return x.detach().to(wide) if tensor is x else tensor
+        return tensor.detach().to(wide)  # the input, or a running mean or variance
 
     args, kwargs = map_arguments(call.args, call.kwargs, bare)
     normalized = (call.rule.pull_back or call.function)(*args, **kwargs)
