@@ -11,8 +11,9 @@ from compiled_training import READINGS, assert_same, assert_same_state, batches,
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
-from virtualgrad import SVGD
-from virtualgrad.operators import running
+from virtualgrad import SVGD, Site, VirtualGradientDescent
+from virtualgrad.errors import OperatorError, ShapeChangedError
+from virtualgrad.operators import RMS, Clip, compose, running
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
@@ -103,3 +104,47 @@ def test_large_running_means_are_committed_by_themselves(
     train(torch.compile(model, backend="aot_eager"), ours, batches(4, 4, 4))
     assert_same(eager, model)
     assert_same_state(ours, theirs)
+
+
+class Limited(RMS):
+    """T of SVGD, with a bound on every number of T(g)."""
+
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        return super().__call__(g, site).clamp(-0.01, 0.01)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_subclass_with_a_call_of_its_own_is_not_passed_over(fullgraph: bool) -> None:
+    model = network()
+    error = torch._dynamo.exc.Unsupported if fullgraph else OperatorError
+    with VirtualGradientDescent(model, 1e-3, Limited()):
+        run = torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
+        with pytest.raises(error, match="a subclass of RMS with a __call__"):
+            run(batches(4)[0])
+
+
+@pytest.mark.parametrize("composed", [False, True])
+def test_a_state_of_another_shape_is_refused_where_compiled_passes_write(composed: bool) -> None:
+    def optimizer_of(model: nn.Module) -> VirtualGradientDescent:
+        operator = compose(Clip(1.0), RMS()) if composed else RMS()
+        return VirtualGradientDescent(model, 1e-3, operator)
+
+    def steps(run: Run, optimizer: VirtualGradientDescent, x: Tensor) -> None:
+        optimizer.zero_grad()
+        run(x).square().mean().backward()
+        optimizer.step()
+
+    small, large = (nn.Conv2d(3, 4, 3) for _ in range(2))
+    ours, theirs = optimizer_of(small), optimizer_of(large)
+    run = torch.compile(small, backend="aot_eager")
+    steps(run, ours, torch.randn(2, 3, 6, 6))
+    steps(large, theirs, torch.randn(2, 3, 7, 7))
+    before = copy.deepcopy(ours.state_dict())
+    theirs.param_groups[0]["lr"] = 0.5
+    with pytest.raises(ShapeChangedError, match="before the first compiled pass"):
+        ours.load_state_dict(theirs.state_dict())
+    after = ours.state_dict()
+    torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
+    assert after["param_groups"] == before["param_groups"]
+    ours.load_state_dict(before)
+    steps(run, ours, torch.randn(2, 3, 6, 6))

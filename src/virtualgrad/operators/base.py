@@ -56,6 +56,9 @@ class StatefulOperator(ABC):
         """
         return self
 
+    def require_loadable(self, state: dict[str, SiteState]) -> None:  # noqa: B027 - most is
+        """Raise if a saved state cannot become the state now; nothing has changed then."""
+
     def begin_graph(self, *, first: bool = False) -> None:  # noqa: B027 - few count compiled passes
         """The compiled passes that begin from now on belong to another graph, at the same sites.
 
@@ -170,12 +173,27 @@ class Compose(StatefulOperator):
 
     @state.setter
     def state(self, merged: dict[str, SiteState]) -> None:
+        for operator, state in self._split(merged):
+            operator.state = state
+
+    def require_loadable(self, state: dict[str, SiteState]) -> None:
+        """Ask every member for its own."""
+        for operator, own in self._split(state):
+            operator.require_loadable(own)
+
+    def _split(
+        self, merged: dict[str, SiteState]
+    ) -> list[tuple[StatefulOperator, dict[str, SiteState]]]:
+        """The members, each with its own of a merged state."""
+        found = []
         for position, operator in enumerate(self.stateful):
             prefix = f"{position}."
-            operator.state = {
+            own = {
                 key: {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
                 for key, tensors in merged.items()
             }
+            found.append((operator, {key: tensors for key, tensors in own.items() if tensors}))
+        return found
 
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return the composition of the members on g."""

@@ -31,10 +31,15 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels
-from virtualgrad.operators.base import Operator, SiteState, StatefulOperator
+from virtualgrad.operators.base import (
+    Operator,
+    SiteState,
+    StatefulOperator,
+    require_shape,
+)
 from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.operators.ranks import Gathering
-from virtualgrad.operators.rms_compiled import InCompiledPass
+from virtualgrad.operators.rms_compiled import InCompiledPass, refuse_subclass
 from virtualgrad.operators.rms_fused import (
     Moment,
     norm_sums_fused,
@@ -95,6 +100,8 @@ class RMS(StatefulOperator):
 
     def at(self, site: Site, sigma: Tensor) -> Operator:
         """As in Algorithm 1, with s, rho and eps as tensors: a change needs no compilation."""
+        if type(self).__call__ is not RMS.__call__:
+            refuse_subclass(type(self).__name__)
         return InCompiledPass(self, site, sigma)
 
     def transform(self, g: Tensor, site: Site, numbers: RMSSettings) -> Tensor:
@@ -264,6 +271,18 @@ class RMS(StatefulOperator):
 
     # ---------------------------------------------------------------- the transaction
 
+    def require_loadable(self, state: dict[str, SiteState]) -> None:
+        """Raise if a saved r has another shape than one in which compiled passes write."""
+        for key, tensors in state.items():
+            known = self.sites.kept.get(key)
+            if known is not None and known.compiled is not None:
+                require_shape(
+                    key,
+                    known.r.shape,
+                    tensors["r"].shape,
+                    "load it before the first compiled pass, or with inputs of the saved size",
+                )
+
     @property
     def state(self) -> dict[str, SiteState]:
         """Site -> its r as of the last commit."""
@@ -271,6 +290,7 @@ class RMS(StatefulOperator):
 
     @state.setter
     def state(self, state: dict[str, SiteState]) -> None:
+        self.require_loadable(state)
         sites = self.sites.kept
         for key in [key for key in sites if key not in state]:  # as if never seen
             if sites[key].compiled is None:
@@ -280,7 +300,8 @@ class RMS(StatefulOperator):
                 sites[key].committed = False
         for key, tensors in state.items():
             known, r = sites.get(key), tensors["r"]
-            if known is not None and known.r.shape == r.shape and known.r.device == r.device:
+            lies_there = known is not None and known.r.device == r.device
+            if known is not None and known.r.shape == r.shape and (lies_there or known.compiled):
                 known.r.copy_(r)  # in place: compiled and captured steps refer to this memory
                 known.committed = True
             else:

@@ -130,6 +130,16 @@ def _refuse_ranks(key: str) -> None:
     )
 
 
+@never_traced("virtualgrad: a subclass of RMS with a __call__ of its own is not compiled")
+def refuse_subclass(name: str) -> None:
+    """Raise: compiled passes would not go through that ``__call__``."""
+    raise OperatorError.of(
+        given=f"{name}, a subclass of RMS with a __call__ of its own, in a compiled pass",
+        allowed="RMS itself there, or an operator that is not one",
+        todo=f"compose what {name} adds with RMS(...), override `at` as well, or do not compile",
+    )
+
+
 def _as_tensor(number: Any) -> Tensor:
     if isinstance(number, Tensor):
         return number

@@ -286,6 +286,7 @@ class VirtualGradientDescent(Optimizer):
         state_dict = checks.numbered(state_dict)
         checks.require_fitting_state(state_dict, self.param_groups)
         saved = read_entries(state_dict["state"], list(self._named_parameters()))
+        self._transaction.require_loadable(saved.operator)
         super().load_state_dict({**state_dict, "state": saved.plain})
         self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
         self._transaction.rollback()
