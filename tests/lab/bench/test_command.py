@@ -53,7 +53,7 @@ def test_a_whole_run_and_its_table(tmp_path):
     again = run("--table", out, "--readme", readme)
     assert again.exit_code == 0 and "MLP, tiny, batch 4" in again.output
     text = readme.read_text(encoding="utf-8")
-    assert text.startswith("a\n") and text.endswith("b\n") and "| MLP, tiny | 4 | fp32 |" in text
+    assert text.startswith("a\n") and text.endswith("b\n") and "| MLP, tiny | fp32 |" in text
 
 
 @pytest.mark.parametrize(

@@ -76,16 +76,16 @@ def _provenance(rows: Sequence[Row], environment: dict[str, Any]) -> str:
 
 
 def _times(rows: Sequence[Row]) -> str:
-    others = [name for name in methods_of(rows) if name != REFERENCE]
-    titles = ["network", "batch", "format", "mode", "SGD, ms", *map(method_title, others)]
+    others = _columns(rows)
+    titles = ["network", "format", "mode", "SGD, ms", *map(method_title, others)]
     lines = []
     for case in by_case(rows):
         row, of = case[0], {row.optimizer: row for row in case}
         sgd = of.get(REFERENCE)
-        name = [network_title(row.model), f"{row.batch_size}", row.dtype, row.mode]
+        name = [network_title(row.model), row.dtype, row.mode]
         entries = [_time(of.get(other)) for other in others]
         lines.append([*name, three_digits(sgd.ms) if sgd else NONE, *entries])
-    return _table(titles, lines, texts=4)
+    return _table(titles, lines, texts=3)
 
 
 def _time(row: Row | None) -> str:
@@ -93,9 +93,19 @@ def _time(row: Row | None) -> str:
         return NONE
     if row.error:
         return "not installed" if row.error.startswith("not installed") else "failed"
-    method = METHODS.get(row.optimizer)
-    with_floor = method is not None and method.statistics is not None
-    return ratio(row.ratio_to_sgd) + (f" ({ratio(row.floor_ratio)})" if with_floor else "")
+    floor = f" ({ratio(row.floor_ratio)})" if _is_ours(row.optimizer) else ""
+    return ratio(row.ratio_to_sgd) + floor
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """All optimizers but SGD, ours first: a narrow page shows few without scrolling."""
+    others = [name for name in methods_of(rows) if name != REFERENCE]
+    return sorted(others, key=lambda name: not _is_ours(name))
+
+
+def _is_ours(optimizer: str) -> bool:
+    method = METHODS.get(optimizer)
+    return method is not None and method.statistics is not None
 
 
 def _peaks(rows: Sequence[Row]) -> str:
@@ -109,15 +119,17 @@ def _states(rows: Sequence[Row]) -> str:
 
 def _by_network(rows: Sequence[Row], entry: Callable[[Row], str], *, formats: bool = False) -> str:
     """A line per network (and number format), with the first row of each optimizer in it."""
-    others = [name for name in methods_of(rows) if name != REFERENCE]
-    titles = ["network", "parameters", *(["format"] if formats else []), *map(method_title, others)]
+    others = _columns(rows)
+    sizes = ["parameters", "format"] if formats else ["parameters", "batch"]
+    titles = ["network", *sizes, *map(method_title, others)]
     lines = []
     for group in by_case(rows) if formats else by_model(rows):
         row = group[0]
         of = {row.optimizer: row for row in reversed(group) if row.state_bytes is not None}
-        name = [network_title(row.model), f"{row.parameters:,}", *([row.dtype] if formats else [])]
+        size = row.dtype if formats else f"{row.batch_size}"
+        name = [network_title(row.model), f"{row.parameters:,}", size]
         lines.append([*name, *(entry(of[o]) if o in of else NONE for o in others)])
-    return _table(titles, lines, texts=3 if formats else 2)
+    return _table(titles, lines, texts=3)
 
 
 def _table(titles: Sequence[str], lines: Iterable[Sequence[str]], *, texts: int) -> str:
