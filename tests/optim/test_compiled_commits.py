@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
 from virtualgrad import SVGD, Site, VirtualGradientDescent
-from virtualgrad.errors import OperatorError, ShapeChangedError
+from virtualgrad.errors import OperatorError, ShapeChangedError, StateDictError
 from virtualgrad.operators import RMS, Clip, compose, running
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.*should not be instantiated:DeprecationWarning",
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+    ),
 ]
 
 Run = Callable[[Tensor], Tensor]
@@ -74,6 +77,48 @@ def test_zero_grad_forgets_what_was_discarded(discarded: Callable[..., None], re
     train(runs[1], ours, usual, discard)
     assert_same(plain, model)
     assert_same_state(ours, theirs)
+
+
+@pytest.mark.parametrize("discarded", [False, True])
+def test_zero_grad_forgets_a_graph_that_was_left_over(discarded: bool) -> None:
+    """Of two that were alive at a time, by parts of a model that are compiled by themselves."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer, x = SVGD(model, 1e-3), torch.randn(4, 3)
+    first, second = (torch.compile(part, backend="aot_eager") for part in model)
+    second(first(x)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    left_over = second(50 * x).square().mean()
+    first(x).square().mean().backward()
+    optimizer.step()
+    if discarded:
+        left_over.backward()
+    before = optimizer.operator.state["1:linear(weight)"]["r"].clone()
+    optimizer.zero_grad()
+    first(x).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(optimizer.operator.state["1:linear(weight)"]["r"], before)
+
+
+def test_zero_grad_forgets_the_gradient_of_a_graph_that_was_left_over() -> None:
+    states = []
+    for discarded in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer, x = SVGD(model, 1e-3), torch.randn(4, 3)
+        run = torch.compile(model, backend="aot_eager")
+        train(run, optimizer, [x])
+        optimizer.zero_grad()
+        left_over = run(50 * x).square().mean()
+        run(x).square().mean().backward()
+        optimizer.step()
+        if discarded:
+            torch.autograd.grad(left_over, list(model.parameters()))
+        train(run, optimizer, [x])
+        states.append(copy.deepcopy(optimizer.operator.state))
+    torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
 def test_nothing_is_copied_to_forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,3 +193,16 @@ def test_a_state_of_another_shape_is_refused_where_compiled_passes_write(compose
     assert after["param_groups"] == before["param_groups"]
     ours.load_state_dict(before)
     steps(run, ours, torch.randn(2, 3, 6, 6))
+
+
+@pytest.mark.parametrize("names", ["r", "0.r", "1.r"])
+def test_a_state_of_another_operator_is_refused(names: str) -> None:
+    saved = {"fc:linear(weight)": {names: torch.ones(3)}}
+    for operator, own in ((RMS(), "r"), (compose(Clip(1.0), RMS()), "0.r")):
+        if names == own:
+            operator.state = saved
+            assert operator.state.keys() == saved.keys()
+            continue
+        with pytest.raises(StateDictError, match="a saved state of fc:linear"):
+            operator.state = saved
+        assert not operator.state

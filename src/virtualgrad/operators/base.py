@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from virtualgrad.errors import OperatorError, ShapeChangedError
+from virtualgrad.errors import OperatorError, ShapeChangedError, StateDictError
 from virtualgrad.operators.finite import nonfinite_indices
 from virtualgrad.sites import Site
 
@@ -173,12 +173,17 @@ class Compose(StatefulOperator):
 
     @state.setter
     def state(self, merged: dict[str, SiteState]) -> None:
+        self.require_loadable(merged)
         for operator, state in self._split(merged):
             operator.state = state
 
     def require_loadable(self, state: dict[str, SiteState]) -> None:
-        """Ask every member for its own."""
-        for operator, own in self._split(state):
+        """Ask every member for its own; what is nobody's is of another operator."""
+        parts = self._split(state)
+        for key, tensors in state.items():
+            claimed = sum(len(own.get(key, {})) for _, own in parts)
+            require_names(key, tensors, complete=claimed == len(tensors), of="this composition")
+        for operator, own in parts:
             operator.require_loadable(own)
 
     def _split(
@@ -273,6 +278,16 @@ def require_shape(key: str, found: Sequence[int], kept: Sequence[int], todo: str
             given=f"sigma at {key} needs a state of shape {tuple(found)}",
             allowed=f"the shape of the state it has, {tuple(kept)}",
             todo=todo,
+        )
+
+
+def require_names(key: str, tensors: SiteState, *, complete: bool, of: str) -> None:
+    """Raise if a saved state of a site is not one that an operator keeps."""
+    if not complete:
+        raise StateDictError.of(
+            given=f"a saved state of {key} with {', '.join(tensors) or 'nothing'}",
+            allowed=f"what {of} keeps there",
+            todo="load it into an optimizer with the operator that it was saved with",
         )
 
 

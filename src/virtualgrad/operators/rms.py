@@ -35,6 +35,7 @@ from virtualgrad.operators.base import (
     Operator,
     SiteState,
     StatefulOperator,
+    require_names,
     require_shape,
 )
 from virtualgrad.operators.kernels_of_sums import Normalized
@@ -272,8 +273,9 @@ class RMS(StatefulOperator):
     # ---------------------------------------------------------------- the transaction
 
     def require_loadable(self, state: dict[str, SiteState]) -> None:
-        """Raise if a saved r has another shape than one in which compiled passes write."""
+        """Raise if there is no r, or one of another shape than compiled passes write into."""
         for key, tensors in state.items():
+            require_names(key, tensors, complete="r" in tensors, of="RMS")
             known = self.sites.kept.get(key)
             if known is not None and known.compiled is not None:
                 require_shape(

@@ -18,6 +18,8 @@ from virtualgrad.compiling import is_capturing
 from virtualgrad.operators import Operator, as_stateful
 from virtualgrad.virtual.tracking import Pass
 
+CALLS = ""  # among the uses: compiled calls of the model, or of parts of it
+
 
 class Passes:
     """The forward passes of one model, one after the other.
@@ -55,7 +57,8 @@ class Passes:
 
         Only where all passes are compiled, and seen here: then forgetting copies all of r. Not once
         a graph was kept (it may be run again, any time), captured (its replays pass by the host),
-        or left without a ``backward()`` that would have shown (``torch.autograd.grad``).
+        or left without a ``backward()`` that would have shown (``torch.autograd.grad``); nor once
+        two were alive at a time, of which one that comes back alone is not seen.
         """
         return self._rests and self._sees_all and not self._has_compiled_uses()
 
@@ -68,6 +71,8 @@ class Passes:
         """
         if torch.compiler.is_compiling():
             uses = self._uses_in_training if training else self._uses_in_eval
+            if torch.is_grad_enabled():
+                uses[CALLS] = uses.get(CALLS, 0) + 1
             self.current = Pass(
                 batch_size, training, uses, loss_scale=self.loss_scale, ranks=self.ranks
             )
@@ -137,7 +142,9 @@ class Passes:
     def _end_compiled(self, *_: Any) -> None:
         """A compiled backward pass is over: what follows has the same sites, in another graph."""
         self._rests = False
-        if is_capturing() or torch._C._autograd._get_current_graph_task_keep_graph():
+        calls = self._uses_in_training.get(CALLS, 0) + self._uses_in_eval.get(CALLS, 0)
+        is_kept = torch._C._autograd._get_current_graph_task_keep_graph()
+        if calls > 1 or is_kept or is_capturing():
             self._sees_all = False
         self._forget_compiled_uses()
         self._operator.begin_graph()

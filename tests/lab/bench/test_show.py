@@ -75,9 +75,7 @@ def test_markdown_with_memory_and_other_libraries(make_row):
 
 
 def test_a_lone_optimizer_and_nothing_measured(make_row):
-    assert "| MLP | fp32 | eager | – | 1.50 (1.01) |" in bench_markdown(
-        [make_row("svgd", 3.0)], {}
-    )
+    assert "| MLP | fp32 | eager | – | 1.50 (1.01) |" in bench_markdown([make_row("svgd", 3.0)], {})
     assert "spread" not in bench_markdown([Row("a", "b", "c", "d", 1, 2, error="e")], {})
 
 
