@@ -6,6 +6,8 @@ As in ``test_kernels.py``, the functions ``check_*`` run in Triton's interpreter
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -156,23 +158,17 @@ def test_the_kernels_in_the_interpreter() -> None:
     run_checks(__file__)
 
 
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
 @pytest.mark.gpu
-@on_a_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
-@pytest.mark.parametrize("case", NORM_CASES, ids=str)
-def test_batch_norm_on_a_gpu(case: NormCase) -> None:
-    compare_norm("cuda", case)
-
-
-@pytest.mark.gpu
-@on_a_gpu
-@needs_triton
-@pytest.mark.parametrize("case", SQUARES_CASES, ids=str)
-def test_squares_on_a_gpu(case: SquaresCase) -> None:
-    compare_squares("cuda", case)
+@pytest.mark.parametrize(
+    ("compare", "case"),
+    [(compare_norm, case) for case in NORM_CASES]
+    + [(compare_squares, case) for case in SQUARES_CASES],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_the_kernels_on_a_gpu(compare: Callable[[str, Any], None], case: Any) -> None:
+    compare("cuda", case)
 
 
 # ---------------------------------------------------------------- where they step aside

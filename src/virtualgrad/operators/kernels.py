@@ -25,6 +25,7 @@ remains. A tile's first launch compiles it, about a second; Triton keeps the res
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -151,10 +152,6 @@ def fits(g: Tensor, r: Tensor, axis: int) -> bool:
         return False
     n = g.numel() // m
     kept = [a for a in range(g.dim()) if a != axis and g.shape[a] > 1]
-    dense, size = True, 1
-    for a in sorted(kept, key=g.stride):
-        dense = dense and g.stride(a) == size
-        size *= g.shape[a]
     in_r = [a if a < axis else a - 1 for a in kept]
     same_order = [g.stride(a) for a in kept] == [r.stride(a) for a in in_r]
     # T(g) gets the strides that torch gives it: dense, in the order of g's. Samples that overlap
@@ -162,7 +159,17 @@ def fits(g: Tensor, r: Tensor, axis: int) -> bool:
     out = torch.empty_like(g, device="meta")
     in_rows = m == 1 or out.stride(axis) == n
     same_out = [g.stride(a) for a in kept] == [out.stride(a) for a in kept]
-    return dense and same_order and in_rows and same_out and n < 2**30  # columns count in 32 bits
+    in_order = same_order and in_rows and same_out
+    return are_dense(g, kept) and in_order and n < 2**30  # columns count in 32 bits
+
+
+def are_dense(g: Tensor, axes: Sequence[int], size: int = 1) -> bool:
+    """Whether some axes lie in memory without gaps, around a block of some numbers."""
+    for axis in sorted(axes, key=g.stride):
+        if g.stride(axis) != size:
+            return False
+        size *= g.shape[axis]
+    return True
 
 
 # Offline compilations for compute capability 9.0: 32 numbers a thread need 60 to 80 registers, 64

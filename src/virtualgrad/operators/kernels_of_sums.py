@@ -9,7 +9,7 @@ take one pass over g and x, and T(g) is not made. What is left, as large as one 
 
 **Shared positions** (:class:`Squares`): the root of the sum of g^2 over all axes but one, which
 lies innermost (channels-last images, tokens). Rows are split over the chip, and a second launch
-adds up the parts: half the time of torch's norm over the same axes, or less.
+adds up the parts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from virtualgrad.operators.kernels import (
     DTYPES,
     Update,
+    are_dense,
     fits,
     in_order_of,
     is_usable,
@@ -155,8 +156,4 @@ def _is_innermost(g: Tensor, axis: int) -> bool:
     n = g.shape[axis]
     if n % 8 or not g.numel() // n or g.stride(axis) != 1:  # of 50,257 columns torch is faster
         return False
-    size, dense = n, True
-    for other in sorted((a for a in range(g.dim()) if a != axis and g.shape[a] > 1), key=g.stride):
-        dense = dense and g.stride(other) == size
-        size *= g.shape[other]
-    return dense
+    return are_dense(g, [a for a in range(g.dim()) if a != axis and g.shape[a] > 1], n)

@@ -99,9 +99,14 @@ class RMS(StatefulOperator):
         """Return s g / sqrt(r + eps), and prepare the new r."""
         return self.transform(g, site, self.settings(site))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether T(g) is what this class makes of it; a subclass may make something else."""
+        return type(self).__call__ is RMS.__call__
+
     def at(self, site: Site, sigma: Tensor) -> Operator:
         """As in Algorithm 1, with s, rho and eps as tensors: a change needs no compilation."""
-        if type(self).__call__ is not RMS.__call__:
+        if not self.is_plain:
             refuse_subclass(type(self).__name__)
         return InCompiledPass(self, site, sigma)
 
@@ -129,7 +134,7 @@ class RMS(StatefulOperator):
         None, and nothing is prepared, where r differs along other axes, too, or where a subclass
         makes something else of T(g).
         """
-        if g.numel() == 0 or type(self).__call__ is not RMS.__call__:
+        if g.numel() == 0 or not self.is_plain:
             return None
         running = self._find(g, site)
         if running.only_axis != axis:
@@ -147,7 +152,7 @@ class RMS(StatefulOperator):
             site: where.
             normalized: how the norm makes x^.
         """
-        if g.numel() == 0 or type(self).__call__ is not RMS.__call__:
+        if g.numel() == 0 or not self.is_plain:
             return None
         running = self._find(g, site)
         if running.view is not None or not self._may_fuse(running):
@@ -170,7 +175,7 @@ class RMS(StatefulOperator):
         The two are parts of one gradient, not those of two micro-batches: r gets the square of
         their sum, in place of the square of the first, and no sample is counted twice.
         """
-        if self.learns_nothing(g) or type(self).__call__ is not RMS.__call__:
+        if self.learns_nothing(g) or not self.is_plain:
             return self(g, site)
         numbers = self.settings(site)
         running = self._find(g, site)

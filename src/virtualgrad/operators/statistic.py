@@ -17,7 +17,7 @@ def accumulated(g: Tensor) -> Tensor:
 
 def sum_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Sum of |g|^2 over some axes."""
-    return accumulated(g.abs() if g.is_complex() else g).square().sum(axes)
+    return _squares(g).sum(axes)
 
 
 def sum_of_columns(g: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -26,8 +26,11 @@ def sum_of_columns(g: Tensor, axes: tuple[int, ...]) -> Tensor:
     A compiler makes the first one where it makes g: as large as one sample, its result is all that
     is read again.
     """
-    square = accumulated(g.abs() if g.is_complex() else g).square()
-    return square.sum(axes[0], keepdim=True).sum(axes)
+    return _squares(g).sum(axes[0], keepdim=True).sum(axes)
+
+
+def _squares(g: Tensor) -> Tensor:
+    return accumulated(g.abs() if g.is_complex() else g).square()
 
 
 def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -102,7 +102,7 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
 
 def _has_rows(rms: RMS, site: Site, axis: int) -> bool:
     """Whether T(g) is f g with an f that is known before g, one number per index of an axis."""
-    if not rms.stale or type(rms).__call__ is not RMS.__call__:
+    if not rms.stale or not rms.is_plain:
         return False
     layout = rms.layout_at(site)
     averaged = layout.averaged_axes(rms.share_positions)

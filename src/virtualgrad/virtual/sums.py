@@ -66,7 +66,7 @@ def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     if call.rule.op not in NORMS or len(plan) != 1 or sigma.is_complex():
         return None
     site, operator = plan[0]
-    if not isinstance(operator, RMS) or type(operator).__call__ is not RMS.__call__:
+    if not isinstance(operator, RMS) or not operator.is_plain:
         return None
     layout = operator.layout_at(site)
     if layout.sample_axis is None or site.shape != layout.view:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,28 +91,25 @@ class Transform:
 
         If there is one, it stands for the call of this: the pass is consumed by it.
         """
-        factor_of = getattr(self.operator, "row_factor", None)
-        if factor_of is None or self._earlier() is not None:
-            return None
-        factor: Tensor | None = factor_of(g, self.site, axis)
-        if factor is not None:
-            self.current.consumed = True
-            self._keep(g, None)
-        return factor
+        return self._in_its_place("row_factor", g, axis)
 
     def norm_sums(self, g: Tensor, normalized: Normalized) -> Tensor | None:
         """Return the gradients of a batch norm's weight and bias under T, as rows; else None.
 
         If there are some, they stand for the call of this, as a row's factor does.
         """
-        sums_of = getattr(self.operator, "norm_sums", None)
-        if sums_of is None or self._earlier() is not None:
+        return self._in_its_place("norm_sums", g, normalized)
+
+    def _in_its_place(self, method: str, g: Tensor, how: Any) -> Tensor | None:
+        """What a method of the operator makes of g without T(g); None where there is none."""
+        made_by = getattr(self.operator, method, None)
+        if made_by is None or self._earlier() is not None:
             return None
-        sums: Tensor | None = sums_of(g, self.site, normalized)
-        if sums is not None:
+        made: Tensor | None = made_by(g, self.site, how)
+        if made is not None:
             self.current.consumed = True
             self._keep(g, None)
-        return sums
+        return made
 
     def _earlier(self) -> Tensor | None:
         """What this graph has brought to the site since the last commit, if it was kept."""
