@@ -16,11 +16,12 @@ refused (:mod:`.counts`).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from virtualgrad.operators import rms_op
 from virtualgrad.operators.counts import Graphs, keep_static
 from virtualgrad.operators.statistic import (
     accumulated,
@@ -28,6 +29,14 @@ from virtualgrad.operators.statistic import (
     sum_of_columns,
     sum_of_squares,
 )
+
+Summed = Literal["at once", "columns", "parts"]
+_SUMS = {
+    "at once": sum_of_squares,
+    "columns": sum_of_columns,
+    "parts": lambda g, axes: rms_op.squares(g).sum(0),
+}
+"""How squares are summed: by the compiler, samples (the first axis) first, or by an op."""
 
 
 class Compiled:
@@ -71,7 +80,7 @@ class Compiled:
         loss_scale: Any,
         unit_is_sample: bool,
         graph: Tensor | None = None,
-        by_columns: bool = False,
+        by: Summed = "at once",
     ) -> Tensor:
         """Take in g, averaged over some axes; the new r, as T goes by it.
 
@@ -88,13 +97,12 @@ class Compiled:
             graph: the number of the pass's graph, thrice (:mod:`.counts`), where nobody else knows
                 whether it is the first pass through it. (Without samples g is added up: any number
                 of passes will do.)
-            by_columns: whether samples, the first axis, are to be summed by themselves.
+            by: how the squares are to be summed.
         """
         if counts is None:
             self.add_gradient(accumulated(g) / loss_scale, axes, rho=rho)
             return self.candidate
-        summed = sum_of_columns if by_columns and len(axes) > 1 else sum_of_squares
-        squares = summed(g, axes) / loss_scale**2
+        squares = _SUMS[by](g, axes) / loss_scale**2
         return self.add_samples(
             squares, *counts, rho=rho, unit_is_sample=unit_is_sample, graph=graph
         )
@@ -120,11 +128,33 @@ class Compiled:
         total = squares + torch.where(has_earlier, earlier, 0)
         updated: Tensor = rho * self.r + (1 - rho) * (unit * unit / e) * total
         self.candidate.copy_(updated if is_new is None else torch.where(is_new, updated, math.nan))
-        place = torch.arange(3, device=self.counts.device)
+        self._count(elements, samples, graph)
+        return updated
+
+    def transform(
+        self,
+        g: Tensor,
+        numbers: Tensor,
+        graph: Tensor,
+        *,
+        counts: tuple[int, int],
+        stale: bool,
+        unit_is_sample: bool,
+    ) -> Tensor:
+        """Take in g, with samples along its first axis; T(g), by one op (:mod:`.rms_op`)."""
+        product = rms_op.transform(
+            g, self.r, self.candidate, self.counts, graph, numbers, *counts, stale, unit_is_sample
+        )
+        self._count(*counts, graph)
+        return product
+
+    def _count(self, elements: int, samples: int, graph: Tensor | None) -> None:
+        """Count a pass; all three numbers by one kernel."""
+        before = self.counts
+        place = torch.arange(3, device=before.device)
         counted = before + torch.where(place == 0, elements, samples)
         latest = before if graph is None else torch.where(graph > before, graph, math.nan)
-        self.counts.copy_(torch.where(place == 2, latest, counted))  # all three by one kernel
-        return updated
+        self.counts.copy_(torch.where(place == 2, latest, counted))
 
     def add_to_last(self, squares: Tensor, *, rho: Any, unit_is_sample: bool) -> None:
         """Add to the sum of squares of samples that are counted already."""

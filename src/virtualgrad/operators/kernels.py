@@ -2,12 +2,11 @@ r"""The operator of SVGD in one launch on a GPU, where that applies; its oracle 
 
 Eager passes through :class:`~virtualgrad.operators.RMS` read g twice, once for its norm and once
 for the product, and with r updated first launch five small kernels more. The kernel of
-``rms_kernel.py`` does it in one launch and one pass over g. With f the factor, N the norm of each
-column (a number of sigma, over the samples), w = (1 - rho) u^2 / e and N_0 of earlier passes:
+``rms_kernel.py`` does it in one launch and one pass over g. With N the norm of each column (a
+number of sigma, over the samples), w = (1 - rho) u^2 / e and N_0 of earlier passes:
 
     N = sqrt(N_0^2 + sum over samples of g^2)
-    stale:            T(g) = f g
-    r updated first:  T(g) = s g / sqrt(rho r + w N^2 + eps)
+    T(g) = s g / sqrt(rho r + w N^2 + eps),      rho = 1 and w = 0 for the r of before
 
 **Where it applies** (:func:`prepare` decides, once for a shape and its strides): r per number of
 sigma, averaged over the sample axis alone; float32, bfloat16 or float16; the numbers of a sample
@@ -36,12 +35,17 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Update(NamedTuple):
-    """What makes the factor when r is updated first; w is (1 - rho) u^2 / e."""
+    """What makes the factor; ``weight`` is w = (1 - rho) u^2 / e."""
 
     rho: float
     weight: float
     scale: float
     eps: float
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the factor does not hang on g: it is that of the r of before."""
+        return self.rho == 1 and self.weight == 0
 
 
 class Tile(NamedTuple):
@@ -70,21 +74,21 @@ class Fused:
         self._device = g.get_device()
 
     def __call__(
-        self, g: Tensor, given: Tensor, earlier: Tensor | None, update: Update | None = None
+        self, g: Tensor, r: Tensor, earlier: Tensor | None, update: Update
     ) -> tuple[Tensor, Tensor]:
         """Return T(g) and the new norm of each column.
 
         Args:
             g: as it was when this was prepared.
-            given: the factor, or r if it is updated first; laid out as one sample of g.
+            r: the running mean, laid out as one sample of g.
             earlier: the norm of the passes since the last commit, None if this is the first.
-            update: the numbers of the update, None if the factor is given.
+            update: the numbers of the factor.
         """
-        out, norm = torch.empty_like(g), torch.empty_like(given)
+        out, norm = torch.empty_like(g), torch.empty_like(r)
         earlier = in_order_of(norm, earlier)
         # An int would be another signature, and compiled anew for some values.
-        numbers = (0.0, 0.0, 0.0, 0.0) if update is None else tuple(map(float, update))
-        arguments = (g, out, norm, earlier, given, *self._sizes, *numbers, update is not None)
+        numbers = tuple(map(float, update))
+        arguments = (g, out, norm, earlier, r, *self._sizes, *numbers, update.is_known)
         launch(self._launch, self._device, (*arguments, *self._meta), self.tile.warps)
         return out, norm
 
@@ -110,34 +114,33 @@ def in_order_of(norm: Tensor, earlier: Tensor | None) -> Tensor | None:
 
 
 def plain(
-    g: Tensor, given: Tensor, earlier: Tensor | None, update: Update | None = None, *, axis: int
+    g: Tensor, r: Tensor, earlier: Tensor | None, update: Update, *, axis: int
 ) -> tuple[Tensor, Tensor]:
-    """The oracle: what :class:`Fused` returns, by the formulas above, in the precision of given."""
-    wide = g.to(given.dtype)
+    """The oracle: what :class:`Fused` returns, by the formulas above, in the precision of r."""
+    wide = g.to(r.dtype)
     squares = wide.square().sum(axis)
     if earlier is not None:
         squares = squares + earlier.square()
-    factor = given
-    if update is not None:
-        rho, weight, scale, eps = update
-        factor = scale * torch.rsqrt(rho * given + weight * squares + eps)
+    rho, weight, scale, eps = update
+    factor = scale * torch.rsqrt(rho * r + weight * squares + eps)
     return (wide * factor.unsqueeze(axis)).to(g.dtype), squares.sqrt()
 
 
-def prepare(g: Tensor, r: Tensor, averaged: tuple[int, ...]) -> Fused | None:
+def prepare(g: Tensor, r: Tensor, averaged: tuple[int, ...], *, known: bool) -> Fused | None:
     """The kernel for a g of this shape, dtype and strides; None where plain torch is to be used.
 
     Args:
         g: in the view in which its axes are counted.
         r: the running mean beside it.
         averaged: the axes over which g^2 is averaged.
+        known: whether the factor is, before g is read.
     """
     if len(averaged) != 1 or not fits(g, r, averaged[0]) or not is_usable(g.device):
         return None
     m = g.shape[averaged[0]]
     n = g.numel() // m
     processors = processors_of(g.device)
-    tile = choose_tile(m, n, g.element_size(), processors)
+    tile = choose_tile(m, n, g.element_size(), processors, known=known)
     if not tile.whole and n < tile.columns * processors:  # long columns, and few
         return None
     return Fused(g, averaged[0], tile)
@@ -172,31 +175,38 @@ def are_dense(g: Tensor, axes: Sequence[int], size: int = 1) -> bool:
     return True
 
 
-# Offline compilations for compute capability 9.0: 32 numbers a thread need 60 to 80 registers, 64
-# need 110 to 127, and 128 spill. Several programs should share a multiprocessor, so that one loads
-# while another one stores: three of 8 warps with 32, or two of 8 warps with 64, but one of 16.
-MOST_WARPS = 16
-MOST_WHOLE = 64 * 32 * MOST_WARPS
+# Measured on an H200 (8 to 128 rows, bfloat16 and float32): tiles of 8192 numbers with 64 of them
+# a thread are best, and by a tenth to a third better than with 32 a thread. 128 a thread spill.
+NUMBERS_OF_TILE = 8192
+NUMBERS_OF_WARP = 32 * 64
+MOST_WHOLE = NUMBERS_OF_WARP * 16
+SECTOR = 32  # bytes that memory hands over together
+SHORT = 256  # bytes of a row: pieces of that length, and longer ones, come at full speed
+NUMBERS_OF_STEP = 4096
 
 
-def choose_tile(m: int, n: int, bytes_each: int, processors: int) -> Tile:
+def choose_tile(m: int, n: int, bytes_each: int, processors: int, *, known: bool) -> Tile:
     """The tile for m rows and n columns of numbers of some bytes.
 
-    A row of it is at least a sector of memory (32 bytes), and 128 bytes, or more where rows are
-    few, if n is large enough to give every multiprocessor a program.
+    All rows of some columns, unless they are too many; nor where the factor is known, which makes
+    it as good to walk over them, and rows are so many that each would be cut into short pieces.
+    There are columns few enough in it to give every multiprocessor a program.
     """
     rows = power_of_two_from(m)
-    sector, line = 32 // bytes_each, 128 // bytes_each
-    columns = min(1024, max(4096 // rows, min(line, 8192 // rows), 2 * sector))
+    sector = SECTOR // bytes_each
+    columns = min(1024, max(NUMBERS_OF_TILE // rows, 2 * sector))
+    if known and columns * bytes_each < SHORT:
+        long = min(512, power_of_two_from(n // (3 * processors) + 1) // 2)
+        if long >= 128:
+            return Tile(NUMBERS_OF_STEP // long, long, 4, False)
     while columns > sector and n <= columns * (processors - 1):
         columns //= 2
-    looped = Tile(8192 // columns, columns, 8, False)
+    looped = Tile(NUMBERS_OF_TILE // columns, columns, 8, False)
     while columns > sector and rows * columns > MOST_WHOLE:
         columns //= 2
     if rows * columns > MOST_WHOLE:
         return looped
-    per_warp = 32 * (32 if rows * columns <= 8192 else 64)
-    return Tile(rows, columns, max(1, rows * columns // per_warp), True)
+    return Tile(rows, columns, max(1, rows * columns // NUMBERS_OF_WARP), True)
 
 
 def power_of_two_from(number: int) -> int:
@@ -243,7 +253,7 @@ def _launches(device: torch.device) -> bool:
     """Try it with one small g: whatever is missing shows here, and not in a backward pass."""
     try:
         g = torch.zeros(1, 32, device=device)
-        Fused(g, 0, Tile(1, 32, 1, True))(g, g[0], None)
+        Fused(g, 0, Tile(1, 32, 1, True))(g, g[0], None, Update(1, 0, 1, 1))
     except Exception:  # no Triton, no C compiler, a GPU too old for it: plain torch then
         return False
     return True

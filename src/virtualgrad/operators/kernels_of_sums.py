@@ -44,7 +44,7 @@ class NormSums:
     """The gradients of a batch norm's weight and bias, for one shape and strides of g and x."""
 
     def __init__(self, g: Tensor, x: Tensor) -> None:
-        from virtualgrad.operators.rms_kernel import norm_sums  # noqa: PLC0415 - imports Triton
+        from virtualgrad.operators.sums_kernel import norm_sums  # noqa: PLC0415 - imports Triton
 
         m, self._channels = g.shape[0], g.shape[1]
         n = g.numel() // m
@@ -112,24 +112,42 @@ def prepare_norm(g: Tensor, x: Tensor, r: Tensor, averaged: tuple[int, ...]) -> 
     return NormSums(g, x) if innermost_or_outermost else None
 
 
+class Split(NamedTuple):
+    """How the m rows of n columns are shared by programs: ``share`` rows for each of the parts."""
+
+    parts: int
+    share: int
+    blocks: int  # of columns
+    rows: int  # of a tile
+    columns: int
+
+
+def split_rows(m: int, n: int, programs: int) -> Split:
+    """Share rows such that there are about so many programs."""
+    columns = min(128, power_of_two_from(n))
+    rows = 4096 // columns
+    blocks = -(-n // columns)
+    parts = max(1, min(256, programs // blocks))
+    if type(m) is not int:  # a compiler's symbol: some parts may be empty
+        return Split(parts, -(-m // (parts * rows)) * rows, blocks, rows, columns)
+    share = -(-m // (min(parts, -(-m // rows)) * rows)) * rows
+    return Split(-(-m // share), share, blocks, rows, columns)
+
+
 class Squares:
     """The root of the sum of g^2 over all axes but the innermost one, for one shape of g."""
 
     def __init__(self, g: Tensor, axis: int, programs: int) -> None:
-        from virtualgrad.operators import rms_kernel  # noqa: PLC0415 - imports Triton
+        from virtualgrad.operators import sums_kernel  # noqa: PLC0415 - imports Triton
 
         n = g.shape[axis]
         m = g.numel() // n
-        columns = min(128, power_of_two_from(n))
-        rows = 4096 // columns
-        blocks = -(-n // columns)
-        parts = max(1, min(256, programs // blocks, -(-m // rows)))
-        share = -(-m // (parts * rows)) * rows
-        parts = -(-m // share)
-        self._first = rms_kernel.part_squares[(parts, blocks)], (m, n, share, rows, columns)
-        last = (parts, n, power_of_two_from(parts), 32)
-        self._second = rms_kernel.root_of_parts[(-(-n // 32),)], last
-        self._parts = (parts, n)
+        split = split_rows(m, n, programs)
+        sizes = (m, n, split.share, split.rows, split.columns)
+        self._first = sums_kernel.part_squares[(split.parts, split.blocks)], sizes
+        last = (split.parts, n, power_of_two_from(split.parts), 32)
+        self._second = sums_kernel.root_of_parts[(-(-n // 32),)], last
+        self._parts = (split.parts, n)
         self._device = g.get_device()
 
     def __call__(self, g: Tensor) -> Tensor:

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import OperatorError
+from virtualgrad.operators import kernels, rms_op
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
 from virtualgrad.operators.statistic import accumulated
 from virtualgrad.sites import Site
+from virtualgrad.sites.site import CONVOLUTION_OPS
 
 if TYPE_CHECKING:
-    from virtualgrad.operators.compiled import Compiled
+    from virtualgrad.operators.compiled import Compiled, Summed
     from virtualgrad.operators.rms import RMS
 
 
@@ -47,6 +49,7 @@ class InCompiledPass:
             _as_tensor(numbers.rho),
             _as_tensor(numbers.eps),
             _as_tensor(loss_scale),
+            numbers.together if mirrored else None,
         )
         self.site = site
         self.strides = sigma.reshape(rms.layout_at(site).view).stride()
@@ -56,6 +59,16 @@ class InCompiledPass:
         rms, layout = self.rms, self.rms.layout_at(site)
         if rms.learns_nothing(g):
             return g
+        together = self.numbers.together
+        if together is not None and self._transforms_by_op(g):
+            return self._kept(g.dtype, g.device).transform(
+                g,
+                together,
+                self._graph,
+                counts=(layout.samples, layout.samples),
+                stale=rms.stale,
+                unit_is_sample=rms.unit_is_sample,
+            )
         return (g.reshape(layout.view) * self._take_in(g)).to(g.dtype).reshape(g.shape)
 
     def sums(self, g: Tensor, times: Sequence[Tensor | None]) -> list[Tensor]:
@@ -93,6 +106,11 @@ class InCompiledPass:
         rms, layout = self.rms, self.rms.layout_at(self.site)
         axes = layout.averaged_axes(rms.share_positions)
         counts = (prod([layout.view[axis] for axis in axes]), layout.samples)
+        by: Summed = "at once"
+        if self.site.op in CONVOLUTION_OPS and layout.sample_axis == 0 and len(axes) > 1:
+            by = "columns"  # g comes from a norm or a ReLU, made by the compiler
+        elif rms.share_positions and self.sees_tokens(g) and layout.view[-1] % 8 == 0:
+            by = "parts"  # of 50,257 columns, a compiler's sum is faster
         return self._kept(g.dtype, g.device).add(
             g.reshape(layout.view),
             axes,
@@ -100,11 +118,40 @@ class InCompiledPass:
             rho=self.numbers.rho,
             loss_scale=self.numbers.loss_scale,
             unit_is_sample=rms.unit_is_sample,
-            graph=getattr(rms.sites, rms.sites.graph_at(self.site.key)),
-            # A convolution's g comes from a norm or a ReLU, made by the compiler; a product's, more
-            # often, from another product, which is not.
-            by_columns=self.site.op.startswith("conv") and layout.sample_axis == 0,
+            graph=self._graph,
+            by=by,
         )
+
+    @property
+    def _graph(self) -> Tensor:
+        """The number of the present graph, thrice."""
+        number: Tensor = getattr(self.rms.sites, self.rms.sites.graph_at(self.site.key))
+        return number
+
+    def _transforms_by_op(self, g: Tensor) -> bool:
+        """Whether T(g) is to be made by an op of our own.
+
+        Of a convolution, if r is updated first: a compiler would read g twice, in long loops. With
+        the r of before, T(g) and the sum of g^2 are made where it makes g.
+        """
+        if self.rms.share_positions:
+            return False
+        first = self.site.op in CONVOLUTION_OPS and not self.rms.stale
+        return self._may_use_op(g) if first else self.sees_tokens(g)
+
+    def sees_tokens(self, sigma: Tensor) -> bool:
+        """Whether sigma is that of a linear layer on tokens, whose g an op of our own looks at."""
+        return self.site.op == "linear" and len(self.site.shape) > 2 and self._may_use_op(sigma)
+
+    def _may_use_op(self, sigma: Tensor) -> bool:
+        """Whether :mod:`.rms_op` can be used for the g of a sigma."""
+        layout = self.rms.layout_at(self.site)
+        if layout.sample_axis != 0 or self.site.shape != layout.view:
+            return False
+        if sigma.dtype not in kernels.DTYPES or not rms_op.is_usable(sigma.device):
+            return False
+        self._kept(sigma.dtype, sigma.device)
+        return self.rms.sites.lies_dense(self.site.key)
 
     def _kept(self, dtype: torch.dtype, device: torch.device) -> Compiled:
         """What is kept for the site; there is room for it before anything is traced."""

@@ -25,7 +25,9 @@ def transform_fused(
 ) -> Tensor | None:
     """Return T(g), and take g in."""
     known = (g.shape, g.stride(), g.dtype)
-    fused = running.kernel("T", known, lambda: prepare(g, running.r, running.averaged))
+    fused = running.kernel(
+        "T", known, lambda: prepare(g, running.r, running.averaged, known=moment.stale)
+    )
     if fused is None:
         return None
     update = _count(running, numbers, moment)

@@ -1,24 +1,95 @@
 r"""T of SVGD on the chip: one launch, one pass over g (written in Triton; imported when needed).
 
-:func:`transform` makes T(g), :func:`norm_sums` what a batch norm's weight and bias get of it, and
-:func:`part_squares` with :func:`root_of_parts` the statistic of shared positions. In the first two
 g is read as m rows (samples) of n dense columns (the numbers of one sample). Per column
 
     q = q_before + sum over rows of g^2,                    N = sqrt(q)
-    stale:            f is given
+    r of before:      f = s / sqrt(r + eps)                                           (KNOWN)
     r updated first:  f = s / sqrt(rho r + w q + eps),      w = (1 - rho) u^2 / e
     out = f g
 
 A program owns COLUMNS columns and all rows of them, so that no two programs share a sum. It holds
-its rows on the chip (WHOLE) where they fit: g comes from memory once though f is known only after
-the last row. Where they do not fit it walks over them ROWS at a time, and with r updated first
+its rows on the chip (WHOLE), so that g comes from memory once though f may be known only after the
+last row; or it walks over them ROWS at a time. Then it writes on the way if f is KNOWN, and if not
 walks back to write: the rows it read last are the likeliest to be still in the cache.
+
+:func:`transform` is for eager passes, which leave N and count on the host;
+:func:`transform_and_write` for compiled ones, which write the new r.
 
 This file has no ``from __future__ import annotations``: Triton reads the annotations.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def _read_rows(  # noqa: PLR0917 - Triton has no keywords here
+    g,
+    out,
+    f,
+    columns,
+    m,
+    n,
+    stride,
+    KNOWN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # pragma: no cover - runs on a GPU, or in the interpreter's own process
+    """The rows, if they stay on the chip, and the sum of their squares; f of them, if not."""
+    inside = columns < n
+    rows = tl.arange(0, ROWS)
+    if WHOLE:
+        mask = (rows < m)[:, None] & inside[None, :]
+        # 64-bit rows: m n may pass 2^31. Kept in g's dtype: half the registers of float32.
+        x = tl.load((g + rows.to(tl.int64) * stride)[:, None] + columns[None, :], mask, other=0.0)
+        squares = x.to(tl.float32) * x.to(tl.float32)
+    else:
+        x = 0
+        squares = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, m, ROWS):
+            here = start + rows
+            mask = (here < m)[:, None] & inside[None, :]
+            at = here.to(tl.int64)
+            y = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0)
+            wide = y.to(tl.float32)
+            squares += wide * wide
+            if KNOWN:
+                y = (wide * f[None, :]).to(out.dtype.element_ty)
+                tl.store((out + at * n)[:, None] + columns[None, :], y, mask)
+    return x, tl.sum(squares, axis=0)
+
+
+@triton.jit
+def _write_rows(  # noqa: PLR0917 - as above
+    x,
+    g,
+    out,
+    f,
+    columns,
+    m,
+    n,
+    stride,
+    KNOWN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # pragma: no cover - as above
+    """Write f times the rows, unless that was done on the way."""
+    inside = columns < n
+    rows = tl.arange(0, ROWS)
+    if WHOLE:
+        mask = (rows < m)[:, None] & inside[None, :]
+        y = (x.to(tl.float32) * f[None, :]).to(out.dtype.element_ty)
+        tl.store((out + rows.to(tl.int64) * n)[:, None] + columns[None, :], y, mask)
+    elif not KNOWN:
+        last = (m - 1) // ROWS * ROWS
+        for back in range(0, m, ROWS):
+            here = last - back + rows
+            mask = (here < m)[:, None] & inside[None, :]
+            at = here.to(tl.int64)
+            y = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0)
+            y = (y.to(tl.float32) * f[None, :]).to(out.dtype.element_ty)
+            tl.store((out + at * n)[:, None] + columns[None, :], y, mask)
 
 
 # m is a bound, never an offset: nothing is gained by a compilation for each kind of it, and the
@@ -29,7 +100,7 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
     out,
     norm,
     earlier,  # N of earlier passes, or None
-    given,  # f, or r with FIRST
+    given,  # r
     m,
     n,
     stride,  # from sample to sample in g; in out it is n
@@ -37,138 +108,65 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
     weight,
     scale,
     eps,
-    FIRST: tl.constexpr,  # r is updated first
-    WHOLE: tl.constexpr,  # ROWS >= m
+    KNOWN: tl.constexpr,
+    WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-):  # pragma: no cover - runs on a GPU, or in the interpreter's own process
+):  # pragma: no cover - as above
     """One block of columns of the formulas above."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < n
-    rows = tl.arange(0, ROWS)
-    f = tl.load(given + columns, mask=inside, other=0.0)  # asked for early, it is there in time
-    if WHOLE:
-        mask = (rows < m)[:, None] & inside[None, :]
-        # 64-bit rows: m n may pass 2^31. Kept in g's dtype: half the registers of float32.
-        x = tl.load((g + rows.to(tl.int64) * stride)[:, None] + columns[None, :], mask, other=0.0)
-        squares = x.to(tl.float32) * x.to(tl.float32)
-    else:
-        squares = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, m, ROWS):
-            here = start + rows
-            mask = (here < m)[:, None] & inside[None, :]
-            at = here.to(tl.int64)
-            x = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0)
-            wide = x.to(tl.float32)
-            squares += wide * wide
-            if not FIRST:
-                y = (wide * f[None, :]).to(out.dtype.element_ty)
-                tl.store((out + at * n)[:, None] + columns[None, :], y, mask)
-    q = tl.sum(squares, axis=0)
+    r = tl.load(given + columns, mask=inside, other=0.0)  # asked for early, it is there in time
+    f = scale * tl.rsqrt(r + eps)
+    x, q = _read_rows(g, out, f, columns, m, n, stride, KNOWN, WHOLE, ROWS, COLUMNS)
     if earlier is not None:
         before = tl.load(earlier + columns, mask=inside, other=0.0)
         q += before * before
     tl.store(norm + columns, tl.sqrt_rn(q), mask=inside)
-    if FIRST:
-        f = scale * tl.rsqrt(rho * f + weight * q + eps)
-    if WHOLE:
-        y = (x.to(tl.float32) * f[None, :]).to(out.dtype.element_ty)
-        tl.store((out + rows.to(tl.int64) * n)[:, None] + columns[None, :], y, mask)
-    elif FIRST:
-        last = (m - 1) // ROWS * ROWS
-        for back in range(0, m, ROWS):
-            here = last - back + rows
-            mask = (here < m)[:, None] & inside[None, :]
-            at = here.to(tl.int64)
-            x = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0)
-            y = (x.to(tl.float32) * f[None, :]).to(out.dtype.element_ty)
-            tl.store((out + at * n)[:, None] + columns[None, :], y, mask)
+    if not KNOWN:
+        f = scale * tl.rsqrt(rho * r + weight * q + eps)
+    _write_rows(x, g, out, f, columns, m, n, stride, KNOWN, WHOLE, ROWS)
 
 
-@triton.jit(do_not_specialize=["m"])
-def norm_sums(  # noqa: PLR0917 - as above
+@triton.jit(do_not_specialize=["m", "elements", "samples"])
+def transform_and_write(  # noqa: PLR0917 - as above
     g,
-    x,
-    mean,
-    deviation,  # 1 / standard deviation; both of a channel
-    norm,
-    earlier,
+    out,
     given,  # r
-    sums,  # n for the weight, and behind them n for the bias
+    candidate,
+    counts,
+    graph,
+    numbers,  # s, rho, eps and the loss's factor, in float64
     m,
-    n,
-    stride,  # from sample to sample, in g
-    stride_x,
-    channels,
-    rho,
-    weight,
-    scale,
-    eps,
-    LAST: tl.constexpr,  # channels lie innermost
+    n,  # also from sample to sample
+    elements,
+    samples,
+    KNOWN: tl.constexpr,
+    UNIT_IS_SAMPLE: tl.constexpr,
+    WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
-    """For one block of columns: f * the sum of g x^, and f * the sum of g, in one pass over both.
-
-    With x^ = (x - mean) deviation, and f as above: r updated first, or rho = 1 and weight = 0.
-    """
+    """The same where all numbers lie on the device; it writes the candidate of the new r."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < n
-    channel = columns % channels if LAST else columns // (n // channels)
-    center = tl.load(mean + channel, mask=inside, other=0.0)
-    rows = tl.arange(0, ROWS)
-    squares = tl.zeros([ROWS, COLUMNS], tl.float32)
-    products = tl.zeros([ROWS, COLUMNS], tl.float32)
-    plain = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, m, ROWS):
-        here = start + rows
-        mask = (here < m)[:, None] & inside[None, :]
-        at = here.to(tl.int64)
-        y = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0).to(tl.float32)
-        z = tl.load((x + at * stride_x)[:, None] + columns[None, :], mask, other=0.0)
-        squares += y * y
-        products += y * (z.to(tl.float32) - center[None, :])
-        plain += y
-    q = tl.sum(squares, axis=0)
-    if earlier is not None:
-        before = tl.load(earlier + columns, mask=inside, other=0.0)
-        q += before * before
-    tl.store(norm + columns, tl.sqrt_rn(q), mask=inside)
     r = tl.load(given + columns, mask=inside, other=0.0)
-    f = scale * tl.rsqrt(rho * r + weight * q + eps)
-    spread = tl.load(deviation + channel, mask=inside, other=0.0)
-    tl.store(sums + columns, f * spread * tl.sum(products, axis=0), mask=inside)
-    tl.store(sums + n + columns, f * tl.sum(plain, axis=0), mask=inside)
-
-
-@triton.jit(do_not_specialize=["m", "share"])
-def part_squares(  # noqa: PLR0917 - as above
-    g, parts, m, n, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # pragma: no cover - as above
-    """Sums of g^2 over ``share`` of m rows, for one block of n columns."""
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < n
-    first = tl.program_id(0) * share
-    end = tl.minimum(first + share, m)
-    squares = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, share, ROWS):
-        here = first + start + tl.arange(0, ROWS)
-        mask = (here < end)[:, None] & inside[None, :]
-        y = tl.load((g + here.to(tl.int64) * n)[:, None] + columns[None, :], mask, other=0.0)
-        wide = y.to(tl.float32)
-        squares += wide * wide
-    at = parts + tl.program_id(0).to(tl.int64) * n
-    tl.store(at + columns, tl.sum(squares, axis=0), mask=inside)
-
-
-@triton.jit(do_not_specialize=["count"])
-def root_of_parts(  # noqa: PLR0917 - as above
-    parts, norm, count, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # pragma: no cover - as above
-    """The root of the sum of ``count`` parts, for one block of n columns."""
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < n
-    rows = tl.arange(0, ROWS)
-    mask = (rows < count)[:, None] & inside[None, :]
-    y = tl.load((parts + rows * n)[:, None] + columns[None, :], mask, other=0.0)
-    tl.store(norm + columns, tl.sqrt_rn(tl.sum(y, axis=0)), mask=inside)
+    scale, eps = tl.load(numbers).to(tl.float32), tl.load(numbers + 2).to(tl.float32)
+    rho, c = tl.load(numbers + 1), tl.load(numbers + 3).to(tl.float32)
+    decay, share = rho.to(tl.float32), (1 - rho).to(tl.float32)
+    e_before, m_before = tl.load(counts), tl.load(counts + 1)
+    is_new = tl.load(graph + 2) > tl.load(counts + 2)
+    f = scale * tl.rsqrt(r + eps)
+    x, q = _read_rows(g, out, f, columns, m, n, n, KNOWN, WHOLE, ROWS, COLUMNS)
+    unit = (m_before + samples) if UNIT_IS_SAMPLE else 1.0
+    weight = share * (unit * unit / (e_before + elements))
+    updated = decay * r + weight * (q / (c * c))
+    if e_before > 0:  # gradients are accumulated: what has come is what the candidate is ahead
+        ahead = tl.load(candidate + columns, mask=inside, other=0.0) - decay * r
+        unit_before = m_before if UNIT_IS_SAMPLE else 1.0
+        earlier = ahead * (e_before / (unit_before * unit_before * share))
+        updated += tl.where(is_new, weight * earlier, 0.0)
+    tl.store(candidate + columns, tl.where(is_new, updated, float("nan")), mask=inside)
+    if not KNOWN:
+        f = scale * tl.rsqrt(updated + eps)
+    _write_rows(x, g, out, f, columns, m, n, n, KNOWN, WHOLE, ROWS)

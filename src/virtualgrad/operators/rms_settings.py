@@ -12,12 +12,16 @@ from virtualgrad.operators.base import require_shape
 
 
 class RMSSettings(NamedTuple):
-    """The numbers of Algorithm 1 at one site: s, rho and eps; and the factor of the loss."""
+    """The numbers of Algorithm 1 at one site: s, rho and eps; and the factor of the loss.
+
+    ``together`` is one tensor that holds them in this order, on the device, where there is one.
+    """
 
     scale: Any = 1.0  # numbers, or tensors in a compiled pass
     rho: Any = 0.9
     eps: Any = 1e-6
     loss_scale: Any = 1.0
+    together: Tensor | None = None
 
 
 def factor_by(r: Tensor, numbers: RMSSettings) -> Tensor:

@@ -9,6 +9,7 @@ from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.counts import Graphs
 from virtualgrad.operators.finite import accumulation_dtype
+from virtualgrad.operators.kernels import are_dense
 from virtualgrad.operators.running import Running
 
 Kind = tuple[torch.device, torch.dtype]
@@ -68,6 +69,12 @@ class RunningSites:
         name = self._names.setdefault(key, f"site{len(self._names)}")
         setattr(self, name, running.compiled)
         return name
+
+    @settled_while_tracing
+    def lies_dense(self, key: str) -> bool:
+        """Whether the r of a site that was begun lies in memory without gaps."""
+        r = self.kept[key].r
+        return are_dense(r, [axis for axis in range(r.dim()) if r.shape[axis] > 1])
 
     def _graphs_of(self, r: Tensor) -> Graphs:
         """The numbers of graphs for a new site."""

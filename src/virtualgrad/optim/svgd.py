@@ -93,7 +93,7 @@ class SVGD(VirtualGradientDescent):
             index = fixed(optimizer._group_index[site.parameters[0]])
             if torch.compiler.is_compiling():
                 numbers = getattr(mirrors, mirrors.prepare(index))
-                return RMSSettings(numbers[0], numbers[1], numbers[2], numbers[3])
+                return RMSSettings(numbers[0], numbers[1], numbers[2], numbers[3], numbers)
             group = optimizer.param_groups[index]
             return RMSSettings(group["scale"], group["rho"], group["eps"])
 

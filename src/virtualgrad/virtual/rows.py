@@ -82,7 +82,7 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     for part, operator in plan:
         if operator is identity:
             continue  # the true g
-        if not isinstance(operator, RMS) or not _has_rows(operator, part, axis):
+        if not isinstance(operator, RMS) or not has_rows(operator, part, axis):
             return None
         passed = InCompiledPass(operator, part, sigma)
         factor = passed.factor(sigma.dtype, sigma.device)
@@ -100,7 +100,7 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     return result
 
 
-def _has_rows(rms: RMS, site: Site, axis: int) -> bool:
+def has_rows(rms: RMS, site: Site, axis: int) -> bool:
     """Whether T(g) is f g with an f that is known before g, one number per index of an axis."""
     if not rms.stale or not rms.is_plain:
         return False

@@ -2,8 +2,8 @@
 
 * **once**, where the op has a Function of its own;
 * **joined**, any other: main and shadow, as :mod:`.ops` has it, at the price of a second forward
-  (compiled, of none: one of them is dead code; :mod:`.rows` and :mod:`.sums` are for what is
-  simpler there);
+  (compiled, of none: one of them is dead code; :mod:`.tokens`, :mod:`.rows` and :mod:`.sums` are
+  for what is simpler there);
 * **in place**, ``x op= theta``: as joined, with the shadow made first.
 """
 
@@ -19,6 +19,7 @@ from virtualgrad.virtual.plans import Plans
 from virtualgrad.virtual.remembered import Part
 from virtualgrad.virtual.rows import run_by_rows
 from virtualgrad.virtual.sums import run_by_sums
+from virtualgrad.virtual.tokens import run_by_tokens
 from virtualgrad.virtual.tracking import Pass, Transform
 
 
@@ -51,7 +52,8 @@ def run_joined(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tenso
         return call.plain()  # the main one of before is dead code to a compiler
     main = call.main() if main is None else main
     if torch.compiler.is_compiling():
-        simpler = run_by_rows(call, plan, main)
+        simpler = run_by_tokens(call, plan, main)
+        simpler = run_by_rows(call, plan, main) if simpler is None else simpler
         simpler = run_by_sums(call, plan, main) if simpler is None else simpler
         if simpler is not None:
             return simpler

@@ -1,0 +1,149 @@
+"""The kernel of compiled passes against plain torch, and where it is used.
+
+There is no GPU where these run as a rule: the functions ``check_*`` run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from interpreted import needs_triton, run_checks
+from torch import Tensor
+
+from virtualgrad.operators import kernels, rms_op
+from virtualgrad.operators.compiled import Compiled
+from virtualgrad.operators.counts import Graphs
+
+SHAPES = [(6, 3, 10), (1, 40), (128, 2, 33), (200, 70)]
+CHANNELS_LAST = (5, 16, 6, 4)
+NUMBERS = (0.5, 0.8, 1e-3, 8.0)  # s, rho, eps and the factor of the loss
+
+
+class Way(NamedTuple):
+    """Whether T goes by the r of before, and whether g is to be that of one sample's loss."""
+
+    stale: bool
+    unit_is_sample: bool
+
+
+WAYS = [Way(stale, unit) for stale in (False, True) for unit in (False, True)]
+
+
+def site(g: Tensor, seed: int) -> Compiled:
+    torch.manual_seed(seed)
+    r = torch.rand_like(g[0], dtype=torch.float32)
+    return Compiled(r, None, Graphs(r, "graph0"))
+
+
+def by_torch(kept: Compiled, g: Tensor, way: Way) -> Tensor:
+    """The oracle: T(g), by what compiled passes do elsewhere."""
+    scale, rho, eps, loss_scale = NUMBERS
+    m = g.shape[0]
+    updated = kept.add(
+        g,
+        (0,),
+        counts=(m, m),
+        rho=torch.tensor(rho, dtype=torch.float64),
+        loss_scale=loss_scale,
+        unit_is_sample=way.unit_is_sample,
+        graph=kept.graphs.number,
+    )
+    r = kept.r if way.stale else updated
+    return (g * scale * torch.rsqrt(r + eps)).to(g.dtype)
+
+
+def by_kernel(kept: Compiled, g: Tensor, way: Way) -> Tensor:
+    """The same by the launch that the op makes."""
+    from virtualgrad.operators import rms_kernel
+
+    m = g.shape[0]
+    numbers = torch.tensor(NUMBERS, dtype=torch.float64, device=g.device)
+    tensors = (g, kept.r, kept.candidate, kept.counts, kept.graphs.number, numbers)
+    out, launch = rms_op.launch_of_transform(*tensors, m, m, *way)
+    kernel = rms_kernel.transform_and_write[launch.grid]
+    kernels.launch(kernel, g.get_device(), launch.arguments, launch.warps)
+    kept._count(m, m, kept.graphs.number)
+    return out
+
+
+def compare(device: str, shape: tuple[int, ...], way: Way, dtype: torch.dtype) -> None:
+    g = torch.randn(shape, device=device).to(dtype)
+    if shape == CHANNELS_LAST:
+        g = g.contiguous(memory_format=torch.channels_last)
+    ours, theirs = site(g, 1), site(g, 1)
+    exact = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    for number in range(3):  # three micro-batches
+        g = g * (number + 1)
+        found, expected = by_kernel(ours, g, way), by_torch(theirs, g, way)
+        assert found.stride() == g.stride()
+        torch.testing.assert_close(found, expected, rtol=exact, atol=1e-6)
+        torch.testing.assert_close(ours.candidate, theirs.candidate, rtol=1e-5, atol=1e-6)
+        assert torch.equal(ours.counts, theirs.counts)
+        for kept in (ours, theirs):
+            kept.graphs.begin(first=False)
+    for kept in (ours, theirs):  # and one that goes through a graph of before once more
+        kept.graphs.begin(first=True)
+    found, expected = by_kernel(ours, g, way), by_torch(theirs, g, way)
+    assert ours.has_counted_twice()
+    assert ours.candidate.isnan().all()
+    assert found.isfinite().all() == expected.isfinite().all()  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, CHANNELS_LAST], ids=str)
+def check_by_the_oracle(shape, way):
+    compare("cpu", shape, way, torch.float32)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def check_half_precision(way):
+    compare("cpu", (6, 3, 10), way, torch.bfloat16)
+    compare("cpu", (6, 3, 10), way, torch.float16)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def check_rows_that_are_walked_over(way, monkeypatch):
+    tile = kernels.Tile(4, 16, 1, False)
+    monkeypatch.setattr(kernels, "choose_tile", lambda *_, known: tile)
+    compare("cpu", (19, 3, 10), way, torch.float32)
+
+
+def check_a_gradient_that_lies_otherwise_is_laid_out_as_r():
+    g = torch.randn(5, 16, 6, 4)
+    kept = site(g.contiguous(memory_format=torch.channels_last), 1)
+    found = by_kernel(kept, g, WAYS[0])
+    expected = by_torch(site(g.contiguous(memory_format=torch.channels_last), 1), g, WAYS[0])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 16), (3000, 24), (2, 200, 8)], ids=str)
+def check_parts_of_squares(shape):
+    from virtualgrad.operators import sums_kernel
+
+    g = torch.randn(shape)
+    parts, launch = rms_op.launch_of_squares(g)
+    kernel = sums_kernel.part_squares[launch.grid]
+    kernels.launch(kernel, -1, launch.arguments, launch.warps)
+    torch.testing.assert_close(parts.sum(0), g.square().flatten(0, -2).sum(0))
+
+
+@pytest.mark.slow
+@needs_triton
+def test_the_kernels_in_the_interpreter() -> None:
+    run_checks(__file__)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, CHANNELS_LAST, (128, 197, 384)], ids=str)
+def test_the_kernel_on_a_gpu(shape: tuple[int, ...], way: Way, dtype: torch.dtype) -> None:
+    compare("cuda", shape, way, dtype)
+
+
+def test_no_op_on_a_cpu() -> None:
+    assert not rms_op.is_usable(torch.device("cpu"))

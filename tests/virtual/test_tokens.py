@@ -1,0 +1,165 @@
+"""Linear layers on tokens in compiled passes, where T is an op: gradients are those of eager ones.
+
+The op is a kernel of a GPU (tests/operators/test_rms_op.py holds it to plain torch). Where these
+run there is none as a rule: its formula stands in for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from virtualgrad import SVGD
+from virtualgrad.operators import kernels, rms_op
+from virtualgrad.virtual import runs
+from virtualgrad.virtual.tokens import run_by_tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+READINGS: dict[str, dict[str, Any]] = {
+    "algorithm 1": {},
+    "stale": {"stale": True},
+    "shared": {"share_positions": True},
+    "shared, stale": {"share_positions": True, "stale": True},
+    "per batch": {"per_sample": False},
+    "weights only": {"where": lambda site: site.roles == ("weight",)},
+    "weights only, shared": {
+        "where": lambda site: site.roles == ("weight",),
+        "share_positions": True,
+        "stale": True,
+    },
+}
+
+
+def transform(  # noqa: PLR0917 - as the op
+    g: Tensor,
+    r: Tensor,
+    candidate: Tensor,
+    counts: Tensor,
+    graph: Tensor,
+    numbers: Tensor,
+    elements: int,
+    samples: int,
+    stale: bool,
+    unit_is_sample: bool,
+) -> Tensor:
+    """The op, by its formula."""
+    scale, rho, eps, loss_scale = numbers
+    e, m = counts[0] + elements, counts[1] + samples
+    before = torch.where(counts[0] > 0, candidate - rho * r, 0.0)  # of what was counted already
+    unit, unit_before = (m, counts[1].clamp(min=1)) if unit_is_sample else (1, 1)
+    earlier = before * counts[0] / (unit_before**2 * (1 - rho))
+    total = g.square().sum(0) / loss_scale**2 + earlier
+    updated = rho * r + (1 - rho) * (unit * unit / e) * total
+    candidate.copy_(torch.where(graph[2] > counts[2], updated, torch.nan))
+    return (g * scale * torch.rsqrt((r if stale else updated) + eps)).to(g.dtype)
+
+
+def squares(g: Tensor) -> Tensor:
+    """The other op, by its formula: here, of one part."""
+    return g.square().flatten(0, -2).sum(0, keepdim=True)
+
+
+@pytest.fixture
+def by_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Whether each op at a site was run by its tokens, as far as asked."""
+    seen: list[bool] = []
+
+    def watched(*args: Any) -> Tensor | None:
+        result = run_by_tokens(*args)
+        seen.append(result is not None)
+        return result
+
+    monkeypatch.setattr(runs, "run_by_tokens", watched)
+    monkeypatch.setattr(rms_op, "is_usable", lambda device: True)
+    monkeypatch.setattr(rms_op, "transform", transform)
+    monkeypatch.setattr(rms_op, "squares", squares)
+    monkeypatch.setattr(kernels, "DTYPES", (torch.float64, *kernels.DTYPES))
+    yield seen
+    torch._dynamo.reset()
+
+
+def network(*, bias: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Linear(3, 8, bias=bias), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 4, bias=bias))
+    return nn.Sequential(*layers).double()
+
+
+def trained(model: nn.Module, compiled: bool, **options: Any) -> list[Tensor]:
+    """The gradients of two steps, the second of two micro-batches."""
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    optimizer = SVGD(model, 1e-2, **options)
+    found: list[Tensor] = []
+    for passes in (1, 2):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            x = torch.randn(6, 5, 3, dtype=torch.float64)
+            run(x).pow(3).mean().backward()
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+    return found
+
+
+def assert_as_in_eager_passes(model: nn.Module, **options: Any) -> None:
+    eager = trained(copy.deepcopy(model), False, **options)
+    for one, other in zip(eager, trained(model, True, **options), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("reading", READINGS)
+def test_as_in_eager_passes(reading: str, bias: bool, by_tokens: list[bool]) -> None:
+    assert_as_in_eager_passes(network(bias=bias), **READINGS[reading])
+    assert by_tokens[:3] == [True, False, True]  # both layers, and not the norm
+
+
+def test_a_bias_of_another_group_goes_the_general_way(by_tokens: list[bool]) -> None:
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        named = dict(model.named_parameters())
+        bias = named.pop("0.bias")
+        return [{"params": list(named.values())}, {"params": [bias], "scale": 0.5}]
+
+    model = network()
+    twin = copy.deepcopy(model)
+    eager = trained(twin, False, params=groups(twin))
+    for one, other in zip(eager, trained(model, True, params=groups(model)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert by_tokens[:3] == [False, False, True]
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_one_of_both_is_frozen(frozen: str, by_tokens: list[bool]) -> None:
+    model = network()
+    model.get_submodule("0").get_parameter(frozen).requires_grad_(False)
+    assert_as_in_eager_passes(model)
+    assert by_tokens[:3] == [frozen == "bias", False, True]
+
+
+def test_autocast_as_without_the_op(by_tokens: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the dtype of autocast, and rounded where it rounds: to the last bit what it was."""
+    model = network().float()
+    x = torch.randn(6, 5, 3)
+
+    def gradients(one: nn.Module) -> list[Tensor]:
+        torch._dynamo.reset()
+        run = torch.compile(one, backend="aot_eager", fullgraph=True)
+        optimizer = SVGD(one, 1e-2, stale=True, share_positions=True)
+        with torch.autocast("cpu", torch.float16):
+            loss = run(x).float().square().mean()
+        loss.backward()
+        optimizer.detach()
+        return [p.grad for p in one.parameters() if p.grad is not None]
+
+    found = gradients(copy.deepcopy(model))
+    assert by_tokens[:3] == [True, False, True]
+    monkeypatch.setattr(rms_op, "is_usable", lambda device: False)
+    for one, other in zip(found, gradients(model), strict=True):
+        assert one.dtype == other.dtype == torch.float32
+        assert torch.equal(one, other)
