@@ -44,7 +44,10 @@ def good_step(model: nn.Module, optimizer: SVGD, size: int = 6) -> None:
         ({"lr": 0.1, "momentum": 1.0}, "momentum=1.0"),
         ({"lr": 0.1, "weight_decay": -1e-4}, "weight_decay=-0.0001"),
         ({"lr": 0.1, "loss_reduction": "none"}, "loss_reduction='none'; allowed: 'mean' or 'sum'"),
-        ({"lr": 0.1, "nonfinite": "ignore"}, "nonfinite='ignore'; allowed: 'raise' or 'skip'"),
+        (
+            {"lr": 0.1, "nonfinite": "warn"},
+            "nonfinite='warn'; allowed: 'raise' or 'skip' or 'ignore'",
+        ),
     ],
 )
 def test_hyperparameters_outside_their_range(options: dict, message: str) -> None:
@@ -136,6 +139,33 @@ def test_nonfinite_gradients_can_skip_the_step() -> None:
     optimizer.step()
     assert_unchanged(model, optimizer, parameters, state)
     good_step(model, optimizer)
+
+
+def test_nonfinite_gradients_can_be_ignored_without_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with torch.optim.SGD: NaN spreads, and no number is asked for, which a GPU would wait for.
+
+    (The stand-in for that wait is the conversion of a tensor into a number of Python.)
+    """
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("asked for a number")
+
+    model, x = network(), torch.randn(4, 2, 6, 6)
+    optimizer = SVGD(model, 0.1, nonfinite="ignore")
+    model(x).square().mean().backward()
+    with monkeypatch.context() as patch:
+        for method in ("__bool__", "__float__", "__int__", "item", "tolist"):
+            patch.setattr(torch.Tensor, method, refuse)
+        optimizer.step()
+        optimizer.nonfinite = "raise"
+        with pytest.raises(AssertionError, match="asked for a number"):
+            optimizer.step()
+    optimizer.nonfinite = "ignore"
+    model(x * float("nan")).square().mean().backward()
+    optimizer.step()
+    assert any(parameter.isnan().any() for parameter in model.parameters())
 
 
 def test_a_nonfinite_plain_gradient_is_named_by_its_parameter() -> None:

@@ -52,8 +52,10 @@ class VirtualGradientDescent(Optimizer):
             ``momentum`` and ``weight_decay``, as in torch.optim. By default all.
         batch_dim: the axis of the inputs that counts samples.
         nonfinite: what ``step()`` does on a NaN or infinite gradient: ``"raise"`` an error or
-            ``"skip"`` the step. Parameters and state stay as they were in both cases. (Steps in
-            a captured CUDA graph are not checked: the host does not see them.)
+            ``"skip"`` the step. Parameters and state stay as they were in both cases. To know it
+            the host waits for the GPU, once a step. ``"ignore"``: it does not look, as torch.optim
+            does not, and NaN spreads. (Steps in a captured CUDA graph are not checked: the host
+            does not see them.)
         grad_scaler: the torch.amp.GradScaler that scales the loss. T must know the factor; where
             it is not given, ``step()`` takes it from the scaler if that is early enough, or raises.
         process_group: the processes that share a batch, as in DistributedDataParallel; "auto" for
@@ -80,7 +82,7 @@ class VirtualGradientDescent(Optimizer):
         **defaults: Any,
     ) -> None:
         checks.require_model(model)
-        checks.require_choice("nonfinite", nonfinite, ("raise", "skip"))
+        checks.require_choice("nonfinite", nonfinite, ("raise", "skip", "ignore"))
         checks.require_predicate(where)
         named = named_parameters(model)
         checks.require_parameters(named, model)
@@ -201,12 +203,13 @@ class VirtualGradientDescent(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler), is_late=True)
-        check = GradientCheck(list(self._named_parameters()))
+        looks = self.nonfinite != "ignore"
+        check = GradientCheck(list(self._named_parameters()) if looks else [])
         self._transaction.begin_reduction()
-        if self._transaction.ranks is not None and vars(self).get("found_inf") is None:
+        if looks and self._transaction.ranks is not None and vars(self).get("found_inf") is None:
             check.look_ahead()  # a scaler's factor would have to be undone before
         self._transaction.reduce()  # the answers are those of all processes, or they part
-        if self._refuse_scaled() or self._refuse_nonfinite(check):
+        if self._refuse_scaled() or (looks and self._refuse_nonfinite(check)):
             return loss
         for group in self.param_groups:
             self._step_group(group)

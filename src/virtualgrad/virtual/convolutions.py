@@ -129,11 +129,11 @@ class Convolution(torch.autograd.Function):
             with_bias = for_bias is not None and for_bias.g is for_weight.g
             grad_x, grad_weight, grad_bias = pull_back(for_weight.g, [with_x, True, with_bias])
             grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
+        del for_weight  # and T(g) with it, before more is made
         if for_bias is not None:
             if grad_bias is None:
                 grad_bias = for_bias.g.sum([axis for axis in range(g.dim()) if axis != 1])
             grad_bias = for_bias.scaled(as_dtype(grad_bias, ctx.bias[1]))
-        del for_weight, for_bias  # and T(g) with them, before there is a gradient of x
         if for_x is not None:
             if grad_x is None:
                 grad_x = pull_back(for_x.g, [True, False, False])[0]

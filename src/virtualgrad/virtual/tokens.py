@@ -28,9 +28,7 @@ class Tokens(torch.autograd.Function):
     """The layer; T acts on g, or, where the rows of theta are multiplied instead, only sees it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, how: How, x: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, how: How, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Run F.linear."""
         ctx.how, ctx.has_bias = how, bias is not None
         ctx.save_for_backward(x, weight)

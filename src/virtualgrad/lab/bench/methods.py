@@ -41,6 +41,7 @@ class Method:
         make: The optimizer of a model; the second argument asks for one that a CUDA graph can
             hold, with all its state on the device.
         statistics: Of an SVGD. It is attached to its model, which is compiled with it.
+        eager_only: Whether it differs from another one only in what the host does.
         foreign: Whether it is of another library.
         prepare: What other libraries do to the model first.
         backward: Calls ``loss.backward()``, in whatever context other libraries want it.
@@ -50,6 +51,7 @@ class Method:
     title: str
     make: Callable[[nn.Module, bool], Optimizer]
     statistics: Statistics | None = None
+    eager_only: bool = False
     foreign: bool = False
     prepare: Callable[[nn.Module], nn.Module] = lambda model: model
     backward: Callable[[Tensor], object] = Tensor.backward
@@ -83,6 +85,10 @@ def _svgd_released(model: nn.Module, capturable: bool) -> Optimizer:
     return SVGD.released(model, LR)
 
 
+def _svgd_unchecked(model: nn.Module, capturable: bool) -> Optimizer:
+    return SVGD.released(model, LR, nonfinite="ignore")
+
+
 def _svgd_shared(model: nn.Module, capturable: bool) -> Optimizer:
     return SVGD.released(model, LR, share_positions=True)
 
@@ -97,6 +103,13 @@ METHODS = {
         Method("adam-fused", "Adam, fused", _adam_fused),
         Method("svgd", "SVGD", _svgd, Statistics(every_linear_site)),
         Method("svgd-released", "SVGD released", _svgd_released, Statistics(weights_only)),
+        Method(
+            "svgd-unchecked",
+            "SVGD released, NaN ignored",
+            _svgd_unchecked,
+            Statistics(weights_only),
+            eager_only=True,
+        ),
         Method(
             "svgd-shared",
             "SVGD shared",

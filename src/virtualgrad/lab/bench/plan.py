@@ -98,12 +98,17 @@ def plan(
     """
     compiled = {network.name for network in named(compile_models, NETWORKS, "compile-models")}
     return [
-        Case(network, precision, mode, methods)
+        Case(network, precision, mode, _methods_in(mode, methods))
         for network in networks
         for precision in precisions
         for mode in modes
         if not mode.compiled or network.name.removesuffix(TINY) in compiled
     ]
+
+
+def _methods_in(mode: Mode, methods: tuple[Method, ...]) -> tuple[Method, ...]:
+    eager = not (mode.compiled or mode.graphed)
+    return tuple(method for method in methods if eager or not method.eager_only)
 
 
 def peer_cases(precision: Precision, *, small: bool) -> list[Case]:
