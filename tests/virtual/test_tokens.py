@@ -1,8 +1,4 @@
-"""Linear layers on tokens in compiled passes, where T is an op: gradients are those of eager ones.
-
-The op is a kernel of a GPU (tests/operators/test_rms_op.py holds it to plain torch). Where these
-run there is none as a rule: its formula stands in for it.
-"""
+"""Linear layers on tokens in compiled passes, where T is an op: the gradients of eager ones."""
 
 from __future__ import annotations
 
@@ -10,12 +6,13 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import ops_in_torch
 import pytest
 import torch
 from torch import Tensor, nn
 
 from virtualgrad import SVGD
-from virtualgrad.operators import kernels, rms_op
+from virtualgrad.operators import rms_op
 from virtualgrad.virtual import runs
 from virtualgrad.virtual.tokens import run_by_tokens
 
@@ -36,35 +33,6 @@ READINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def transform(  # noqa: PLR0917 - as the op
-    g: Tensor,
-    r: Tensor,
-    candidate: Tensor,
-    counts: Tensor,
-    graph: Tensor,
-    numbers: Tensor,
-    elements: int,
-    samples: int,
-    stale: bool,
-    unit_is_sample: bool,
-) -> Tensor:
-    """The op, by its formula."""
-    scale, rho, eps, loss_scale = numbers
-    e, m = counts[0] + elements, counts[1] + samples
-    before = torch.where(counts[0] > 0, candidate - rho * r, 0.0)  # of what was counted already
-    unit, unit_before = (m, counts[1].clamp(min=1)) if unit_is_sample else (1, 1)
-    earlier = before * counts[0] / (unit_before**2 * (1 - rho))
-    total = g.square().sum(0) / loss_scale**2 + earlier
-    updated = rho * r + (1 - rho) * (unit * unit / e) * total
-    candidate.copy_(torch.where(graph[2] > counts[2], updated, torch.nan))
-    return (g * scale * torch.rsqrt((r if stale else updated) + eps)).to(g.dtype)
-
-
-def squares(g: Tensor) -> Tensor:
-    """The other op, by its formula: here, of one part."""
-    return g.square().flatten(0, -2).sum(0, keepdim=True)
-
-
 @pytest.fixture
 def by_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether each op at a site was run by its tokens, as far as asked."""
@@ -76,10 +44,7 @@ def by_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return result
 
     monkeypatch.setattr(runs, "run_by_tokens", watched)
-    monkeypatch.setattr(rms_op, "is_usable", lambda device: True)
-    monkeypatch.setattr(rms_op, "transform", transform)
-    monkeypatch.setattr(rms_op, "squares", squares)
-    monkeypatch.setattr(kernels, "DTYPES", (torch.float64, *kernels.DTYPES))
+    ops_in_torch.use(monkeypatch)
     yield seen
     torch._dynamo.reset()
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from virtualgrad.operators import rms_op
 from virtualgrad.operators.counts import Graphs, keep_static
+from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.statistic import (
     accumulated,
     mean_square,
@@ -128,27 +129,23 @@ class Compiled:
         total = squares + torch.where(has_earlier, earlier, 0)
         updated: Tensor = rho * self.r + (1 - rho) * (unit * unit / e) * total
         self.candidate.copy_(updated if is_new is None else torch.where(is_new, updated, math.nan))
-        self._count(elements, samples, graph)
+        self.count(elements, samples, graph)
         return updated
 
-    def transform(
+    def for_op(
         self,
-        g: Tensor,
         numbers: Tensor,
         graph: Tensor,
         *,
         counts: tuple[int, int],
         stale: bool,
         unit_is_sample: bool,
-    ) -> Tensor:
-        """Take in g, with samples along its first axis; T(g), by one op (:mod:`.rms_op`)."""
-        product = rms_op.transform(
-            g, self.r, self.candidate, self.counts, graph, numbers, *counts, stale, unit_is_sample
-        )
-        self._count(*counts, graph)
-        return product
+    ) -> Kept:
+        """What an op (:mod:`.rms_op`) needs that takes in a g; :meth:`count` is to follow it."""
+        kept = (self.r, self.candidate, self.counts, graph, numbers)
+        return Kept(*kept, *counts, stale, unit_is_sample)
 
-    def _count(self, elements: int, samples: int, graph: Tensor | None) -> None:
+    def count(self, elements: int, samples: int, graph: Tensor | None) -> None:
         """Count a pass; all three numbers by one kernel."""
         before = self.counts
         place = torch.arange(3, device=before.device)

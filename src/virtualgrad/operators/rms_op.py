@@ -9,10 +9,11 @@ and then takes one pass over it:
     candidate <- rho r + (1 - rho) (u^2 / e) (q / c^2 + what earlier passes have brought)
     T(g) = s g / sqrt(r + eps),    r of before, or the candidate
 
-with the symbols of :mod:`.running`, and c the factor of the loss. :func:`squares` is the same for
-shared positions: sums of g^2 over parts of the rows.
+with the symbols of :mod:`.running`, and c the factor of the loss. :func:`norm_sums` makes the
+gradients of a batch norm's weight and bias in such a pass (:mod:`.kernels_of_sums`), and
+:func:`squares` the statistic of shared positions, as sums of g^2 over parts of the rows.
 
-Plain torch (:mod:`.compiled`) is the oracle of both.
+Plain torch (:mod:`.compiled`) is the oracle of all three.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import kernels
-from virtualgrad.operators.kernels_of_sums import split_rows
+from virtualgrad.operators.kernels_of_sums import (
+    Normalized,
+    by_channel,
+    split_rows,
+    tile_of_sums,
+)
 
 
 @settled_while_tracing
@@ -34,24 +40,12 @@ def is_usable(device: torch.device) -> bool:
     return device.type == "cuda" and kernels.is_usable(device) and bool(_ops())
 
 
-def transform(  # noqa: PLR0917 - tensors, and what they are summed to
-    g: Tensor,
-    r: Tensor,
-    candidate: Tensor,
-    counts: Tensor,
-    graph: Tensor,
-    numbers: Tensor,
-    elements: int,
-    samples: int,
-    stale: bool,
-    unit_is_sample: bool,
-) -> Tensor:
-    """Return T(g), and write the candidate.
+class Kept(NamedTuple):
+    """What lies on the device, and how a pass is counted.
 
-    Args:
-        g: samples along the first axis, and behind it as large as r.
-        r: the running mean, contiguous.
-        candidate: what the next commit makes of it.
+    Attributes:
+        r: the running mean; it lies dense.
+        candidate: what the next commit makes of it, written by the ops.
         counts: (e, m, last) since the last commit (:mod:`.counts`), left as they are.
         graph: the number of the pass's graph, thrice.
         numbers: s, rho, eps and c, in float64.
@@ -60,10 +54,29 @@ def transform(  # noqa: PLR0917 - tensors, and what they are summed to
         stale: whether T goes by the r of before.
         unit_is_sample: whether g is to be that of one sample's loss.
     """
-    result: Tensor = torch.ops.virtualgrad.rms_transform(
-        g, r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample
-    )
+
+    r: Tensor
+    candidate: Tensor
+    counts: Tensor
+    graph: Tensor
+    numbers: Tensor
+    elements: int
+    samples: int
+    stale: bool
+    unit_is_sample: bool
+
+
+def transform(g: Tensor, kept: Kept) -> Tensor:
+    """Return T(g), and write the candidate; g has samples along its first axis."""
+    result: Tensor = torch.ops.virtualgrad.rms_transform(g, *kept)
     return result
+
+
+def norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> Tensor:
+    """Return the gradients of a batch norm's weight and bias, as rows, and write the candidate."""
+    sums: Tensor = torch.ops.virtualgrad.norm_sums(g, *normalized, *kept)
+    channels = kept.r.shape[0]
+    return by_channel(sums, channels, _are_innermost(kept.r))
 
 
 def squares(g: Tensor) -> Tensor:
@@ -80,30 +93,43 @@ class Launch(NamedTuple):
     warps: int
 
 
-def launch_of_transform(  # noqa: PLR0917 - as above
-    g: Tensor,
-    r: Tensor,
-    candidate: Tensor,
-    counts: Tensor,
-    graph: Tensor,
-    numbers: Tensor,
-    elements: int,
-    samples: int,
-    stale: bool,
-    unit_is_sample: bool,
-) -> tuple[Tensor, Launch]:
+def launch_of_transform(g: Tensor, kept: Kept) -> tuple[Tensor, Launch]:
     """T(g), as yet empty, and the launch that makes it."""
-    m, n = g.shape[0], r.numel()
-    out = torch.empty_strided(g.shape, (n, *r.stride()), dtype=g.dtype, device=g.device)
-    if g.stride() != out.stride():  # as r lies, and sample behind sample
-        g = torch.empty_like(out).copy_(g)
+    r, m, n = kept.r, g.shape[0], kept.r.numel()
+    g = _laid_out_as(r, g)
+    out = torch.empty_like(g)
     most = m if type(m) is int else 2**20  # of any size (a compiler's symbol): it is walked over
     processors = kernels.processors_of(g.device)
-    tile = kernels.choose_tile(most, n, g.element_size(), processors, known=stale)
-    tensors = (g, out, r, candidate, counts, graph, numbers)
-    modes = (stale, unit_is_sample, tile.whole, tile.rows, tile.columns)
-    arguments = (*tensors, m, n, elements, samples, *modes)
+    tile = kernels.choose_tile(most, n, g.element_size(), processors, known=kept.stale)
+    tensors = (g, out, *kept[:5])
+    modes = (kept.stale, kept.unit_is_sample, tile.whole, tile.rows, tile.columns)
+    arguments = (*tensors, m, n, kept.elements, kept.samples, *modes)
     return out, Launch((-(-n // tile.columns),), arguments, tile.warps)
+
+
+def launch_of_norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> tuple[Tensor, Launch]:
+    """Sums of columns, as yet empty, and the launch that makes them."""
+    r, m, n = kept.r, g.shape[0], kept.r.numel()
+    x, mean, deviation = normalized
+    sums = torch.empty(2, n, dtype=torch.float32, device=g.device)
+    rows, columns = tile_of_sums(n)
+    tensors = (_laid_out_as(r, g), _laid_out_as(r, x), mean, deviation, sums, *kept[:5])
+    modes = (kept.stale, kept.unit_is_sample, _are_innermost(r), rows, columns)
+    arguments = (*tensors, m, n, r.shape[0], kept.elements, kept.samples, *modes)
+    return sums, Launch((-(-n // columns),), arguments, 4)
+
+
+def _laid_out_as(r: Tensor, g: Tensor) -> Tensor:
+    """The numbers of each sample as r lies, and sample behind sample; as a rule g itself."""
+    strides = (r.numel(), *r.stride())
+    if g.stride() == strides:
+        return g
+    return torch.empty_strided(g.shape, strides, dtype=g.dtype, device=g.device).copy_(g)
+
+
+def _are_innermost(r: Tensor) -> bool:
+    """Whether the channels of an r of (channels, ...) lie next to each other."""
+    return r.shape[0] == 1 or r.stride(0) == 1
 
 
 def launch_of_squares(g: Tensor) -> tuple[Tensor, Launch]:
@@ -125,7 +151,7 @@ def _ops() -> tuple[Any, ...]:
     from virtualgrad.operators import rms_kernel, sums_kernel  # noqa: PLC0415 - import Triton
 
     @triton_op("virtualgrad::rms_transform", mutates_args={"candidate"})
-    def rms_transform(  # noqa: PLR0917 - as above
+    def rms_transform(  # noqa: PLR0917 - an op has no tuples
         g: Tensor,
         r: Tensor,
         candidate: Tensor,
@@ -137,10 +163,32 @@ def _ops() -> tuple[Any, ...]:
         stale: bool,
         unit_is_sample: bool,
     ) -> Tensor:
-        given = (g, r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample)
-        out, (grid, arguments, warps) = launch_of_transform(*given)
+        kept = Kept(r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample)
+        out, (grid, arguments, warps) = launch_of_transform(g, kept)
         wrap_triton(rms_kernel.transform_and_write)[grid](*arguments, num_warps=warps)
         return out
+
+    @triton_op("virtualgrad::norm_sums", mutates_args={"candidate"})
+    def norm_sums(  # noqa: PLR0917 - as above
+        g: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        deviation: Tensor,
+        r: Tensor,
+        candidate: Tensor,
+        counts: Tensor,
+        graph: Tensor,
+        numbers: Tensor,
+        elements: int,
+        samples: int,
+        stale: bool,
+        unit_is_sample: bool,
+    ) -> Tensor:
+        kept = Kept(r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample)
+        normalized = Normalized(x, mean, deviation)
+        sums, (grid, arguments, warps) = launch_of_norm_sums(g, normalized, kept)
+        wrap_triton(sums_kernel.norm_sums_and_write)[grid](*arguments, num_warps=warps)
+        return sums
 
     @triton_op("virtualgrad::part_squares", mutates_args=())
     def part_squares(g: Tensor) -> Tensor:
@@ -148,4 +196,4 @@ def _ops() -> tuple[Any, ...]:
         wrap_triton(sums_kernel.part_squares)[grid](*arguments, num_warps=warps)
         return parts
 
-    return rms_transform, part_squares
+    return rms_transform, norm_sums, part_squares

@@ -1,0 +1,59 @@
+"""The ops of compiled passes (virtualgrad.operators.rms_op) by their formulas, for CPUs.
+
+They are kernels of a GPU; tests/operators/test_rms_op.py holds those to plain torch. Where there is
+no GPU these stand in for them, so that what surrounds the ops is tested all the same.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from virtualgrad.operators import kernels, rms_op
+from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.operators.rms_op import Kept
+from virtualgrad.virtual import sums
+
+
+def factor(g: Tensor, kept: Kept) -> Tensor:
+    """S / sqrt(r + eps), of the r of before or of the new one, whose candidate is written."""
+    scale, rho, eps, loss_scale = kept.numbers
+    e_before, m_before, last = kept.counts
+    e, m = e_before + kept.elements, m_before + kept.samples
+    ahead = torch.where(e_before > 0, kept.candidate - rho * kept.r, 0.0)
+    unit, unit_before = (m, m_before.clamp(min=1)) if kept.unit_is_sample else (1, 1)
+    earlier = ahead * e_before / (unit_before**2 * (1 - rho))
+    total = g.to(kept.r.dtype).square().sum(0) / loss_scale**2 + earlier
+    updated = rho * kept.r + (1 - rho) * (unit * unit / e) * total
+    kept.candidate.copy_(torch.where(kept.graph[2] > last, updated, torch.nan))
+    return scale * torch.rsqrt((kept.r if kept.stale else updated) + eps)
+
+
+def transform(g: Tensor, kept: Kept) -> Tensor:
+    """T(g)."""
+    return (g * factor(g, kept)).to(g.dtype)
+
+
+def norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> Tensor:
+    """The gradients of a batch norm's weight and bias."""
+    shape = (1, -1, *([1] * (g.dim() - 2)))
+    x, mean, deviation = normalized
+    hat = (x - mean.view(shape)) * deviation.view(shape)
+    product = g * factor(g, kept)
+    others = [axis for axis in range(g.dim()) if axis != 1]
+    return torch.stack([(product * hat).sum(others), product.sum(others)])
+
+
+def squares(g: Tensor) -> Tensor:
+    """Sums of g^2 over parts of the rows; here, over all of them."""
+    return g.square().flatten(0, -2).sum(0, keepdim=True)
+
+
+def use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have them stand in for the ops, in double precision, too."""
+    monkeypatch.setattr(rms_op, "is_usable", lambda device: True)
+    for function in (transform, norm_sums, squares):
+        monkeypatch.setattr(rms_op, function.__name__, function)
+    for module in (kernels, sums):
+        monkeypatch.setattr(module, "DTYPES", (torch.float64, *kernels.DTYPES))
