@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels, rms_op
-from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.operators.rms_op import Kept
-from virtualgrad.virtual import sums
 
 
-def factor(g: Tensor, kept: Kept) -> Tensor:
-    """S / sqrt(r + eps), of the r of before or of the new one, whose candidate is written."""
+def transform(g: Tensor, kept: Kept) -> Tensor:
+    """T(g), by the r of before or by the new one, whose candidate is written."""
     scale, rho, eps, loss_scale = kept.numbers
     e_before, m_before, last = kept.counts
     e, m = e_before + kept.elements, m_before + kept.samples
@@ -27,22 +25,7 @@ def factor(g: Tensor, kept: Kept) -> Tensor:
     total = g.to(kept.r.dtype).square().sum(0) / loss_scale**2 + earlier
     updated = rho * kept.r + (1 - rho) * (unit * unit / e) * total
     kept.candidate.copy_(torch.where(kept.graph[2] > last, updated, torch.nan))
-    return scale * torch.rsqrt((kept.r if kept.stale else updated) + eps)
-
-
-def transform(g: Tensor, kept: Kept) -> Tensor:
-    """T(g)."""
-    return (g * factor(g, kept)).to(g.dtype)
-
-
-def norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> Tensor:
-    """The gradients of a batch norm's weight and bias."""
-    shape = (1, -1, *([1] * (g.dim() - 2)))
-    x, mean, deviation = normalized
-    hat = (x - mean.view(shape)) * deviation.view(shape)
-    product = g * factor(g, kept)
-    others = [axis for axis in range(g.dim()) if axis != 1]
-    return torch.stack([(product * hat).sum(others), product.sum(others)])
+    return (g * scale * torch.rsqrt((kept.r if kept.stale else updated) + eps)).to(g.dtype)
 
 
 def squares(g: Tensor) -> Tensor:
@@ -53,7 +36,6 @@ def squares(g: Tensor) -> Tensor:
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have them stand in for the ops, in double precision, too."""
     monkeypatch.setattr(rms_op, "is_usable", lambda device: True)
-    for function in (transform, norm_sums, squares):
+    for function in (transform, squares):
         monkeypatch.setattr(rms_op, function.__name__, function)
-    for module in (kernels, sums):
-        monkeypatch.setattr(module, "DTYPES", (torch.float64, *kernels.DTYPES))
+    monkeypatch.setattr(kernels, "DTYPES", (torch.float64, *kernels.DTYPES))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import ops_in_torch
 import pytest
 import torch
 from torch import Tensor, nn
 
 from virtualgrad import SVGD
-from virtualgrad.operators import rms_op
-from virtualgrad.virtual import runs, sums
+from virtualgrad.virtual import runs
 from virtualgrad.virtual.sums import run_by_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -113,43 +111,3 @@ def test_weight_and_bias_of_different_groups_go_the_general_way(by_sums: list[bo
     for one, other in zip(eager, trained(model, True, params=groups(model)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
     assert not any(by_sums)
-
-
-@pytest.mark.parametrize("reading", ["algorithm 1", "stale"])
-def test_a_batch_norm_by_an_op(
-    reading: str, by_sums: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ops_in_torch.use(monkeypatch)
-    plain, seen = sums._normalized_by_batch, []
-
-    def watched(*args: Any) -> Any:
-        values = plain(*args)
-        seen.append(values is not None)
-        return values
-
-    monkeypatch.setattr(sums, "_normalized_by_batch", watched)
-    model = network("batch norm").float()  # in which norms compute the two that the op is given
-    eager = trained(copy.deepcopy(model), False, **READINGS[reading])
-    for one, other in zip(eager, trained(model, True, **READINGS[reading]), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-    assert any(by_sums)
-    assert any(seen)
-
-
-@pytest.mark.parametrize("changed", ["eval", "no bias", "shared"])
-def test_other_batch_norms_not_by_the_op(
-    changed: str, by_sums: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> Tensor:
-        raise AssertionError("by the op")
-
-    ops_in_torch.use(monkeypatch)
-    monkeypatch.setattr(rms_op, "norm_sums", refuse)
-    model = network("batch norm").train(changed != "eval")
-    if changed == "no bias":
-        model.get_submodule("1").get_parameter("bias").requires_grad_(False)
-    options = READINGS["shared"] if changed == "shared" else {}
-    eager = trained(copy.deepcopy(model), False, **options)
-    for one, other in zip(eager, trained(model, True, **options), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
-    assert any(by_sums)

@@ -50,7 +50,8 @@ class NormSums:
         n = g.numel() // m
         self._last = self._channels == 1 or g.stride(1) == 1
         self._sizes = (m, n, g.stride(0), x.stride(0), self._channels)
-        self._tile = tile_of_sums(n)
+        # On an H200: wide rows where there are columns enough, and a few rows on the chip at once.
+        self._tile = (16, 64) if n >= MANY_COLUMNS else (64, 32)
         self._launch = norm_sums[(-(-n // self._tile[1]),)]
         self._device = g.get_device()
 
@@ -79,25 +80,15 @@ class NormSums:
         launch(
             self._launch, self._device, (*given, *self._sizes, *numbers, self._last, *self._tile), 4
         )
-        return by_channel(sums, self._channels, self._last), norm
-
-
-def by_channel(sums: Tensor, channels: int, last: bool) -> Tensor:
-    """Sums of columns, added up over positions: two rows of a number for each channel."""
-    if sums.shape[1] == channels:
-        return sums
-    return sums.view(2, -1, channels).sum(1) if last else sums.view(2, channels, -1).sum(2)
+        if n == self._channels:
+            return sums, norm
+        by_channel = (
+            sums.view(2, -1, self._channels) if self._last else sums.view(2, self._channels, -1)
+        )
+        return by_channel.sum(1 if self._last else 2), norm
 
 
 MANY_COLUMNS = 2**17
-
-
-def tile_of_sums(n: int) -> tuple[int, int]:
-    """Rows and columns that a program sums at once.
-
-    On an H200: wide rows where there are columns enough, and a few rows on the chip at once.
-    """
-    return (16, 64) if n >= MANY_COLUMNS else (64, 32)
 
 
 def prepare_norm(g: Tensor, x: Tensor, r: Tensor, averaged: tuple[int, ...]) -> NormSums | None:

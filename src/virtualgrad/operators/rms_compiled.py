@@ -12,8 +12,6 @@ from torch import Tensor
 from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import OperatorError
 from virtualgrad.operators import kernels, rms_op
-from virtualgrad.operators.kernels_of_sums import Normalized
-from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
 from virtualgrad.operators.statistic import accumulated
 from virtualgrad.sites import Site
@@ -61,10 +59,8 @@ class InCompiledPass:
         rms, layout = self.rms, self.rms.layout_at(site)
         if rms.learns_nothing(g):
             return g
-        if self._transforms_by_op(g):
-            product = rms_op.transform(g, self._for_op(g))
-            self._count_for_op(g)
-            return product
+        if not rms.share_positions and self.sees_tokens(g):
+            return self._transformed_by_op(g)
         return (g.reshape(layout.view) * self._take_in(g)).to(g.dtype).reshape(g.shape)
 
     def sums(self, g: Tensor, times: Sequence[Tensor | None]) -> list[Tensor]:
@@ -124,62 +120,39 @@ class InCompiledPass:
         number: Tensor = getattr(self.rms.sites, self.rms.sites.graph_at(self.site.key))
         return number
 
-    def norm_sums(self, g: Tensor, normalized: Normalized) -> Tensor:
-        """The gradients of a batch norm's weight and bias, as rows; prepare the new r.
-
-        By an op of our own, where :meth:`sums_by_op` allows it.
-        """
-        sums = rms_op.norm_sums(g, normalized, self._for_op(g))
-        self._count_for_op(g)
-        return sums
-
-    def sums_by_op(self, sigma: Tensor) -> bool:
-        """Whether :meth:`norm_sums` can be asked for the g of a sigma."""
-        if self.rms.share_positions or not self._may_use_op(sigma):
-            return False
-        return self.rms.sites.lies_by_channel(self.site.key)
-
-    def _transforms_by_op(self, g: Tensor) -> bool:
-        """Whether T(g) is to be made by an op of our own.
-
-        Of a convolution, if r is updated first: a compiler would read g twice, in long loops. With
-        the r of before, T(g) and the sum of g^2 are made where it makes g.
-        """
-        if self.rms.share_positions:
-            return False
-        first = self.site.op in CONVOLUTION_OPS and not self.rms.stale
-        return self._may_use_op(g) if first else self.sees_tokens(g)
-
-    def _for_op(self, g: Tensor) -> Kept:
-        rms, samples, numbers = self.rms, self.rms.layout_at(self.site).samples, self.numbers
-        assert numbers.together is not None
-        return self._kept(g.dtype, g.device).for_op(
-            numbers.together,
-            self._graph,
-            counts=(samples, samples),
-            stale=rms.stale,
-            unit_is_sample=rms.unit_is_sample,
+    def _transformed_by_op(self, g: Tensor) -> Tensor:
+        """T(g) by :mod:`.rms_op`, which writes the candidate of the new r, too."""
+        rms, samples, together = (
+            self.rms,
+            self.rms.layout_at(self.site).samples,
+            self.numbers.together,
         )
-
-    def _count_for_op(self, g: Tensor) -> None:
-        samples = self.rms.layout_at(self.site).samples
-        self._kept(g.dtype, g.device).count(samples, samples, self._graph)
+        assert together is not None
+        kept = self._kept(g.dtype, g.device)
+        product = rms_op.transform(
+            g,
+            kept.for_op(
+                together,
+                self._graph,
+                counts=(samples, samples),
+                stale=rms.stale,
+                unit_is_sample=rms.unit_is_sample,
+            ),
+        )
+        kept.count(samples, samples, self._graph)
+        return product
 
     def sees_tokens(self, sigma: Tensor) -> bool:
         """Whether sigma is that of a linear layer on tokens, whose g an op of our own looks at."""
-        return self.site.op == "linear" and len(self.site.shape) > 2 and self._may_use_op(sigma)
-
-    def _may_use_op(self, sigma: Tensor) -> bool:
-        """Whether :mod:`.rms_op` can be used for the g of a sigma."""
-        layout = self.rms.layout_at(self.site)
-        if layout.sample_axis != 0 or self.site.shape != layout.view:
+        site, layout = self.site, self.rms.layout_at(self.site)
+        if site.op != "linear" or len(site.shape) < 3 or site.shape != layout.view:
             return False
-        if self.numbers.together is None:  # those of an RMS alone are not on the device
-            return False
+        if layout.sample_axis != 0 or self.numbers.together is None:
+            return False  # (the numbers of an RMS alone are not on the device)
         if sigma.dtype not in kernels.DTYPES or not rms_op.is_usable(sigma.device):
             return False
         self._kept(sigma.dtype, sigma.device)
-        return self.rms.sites.lies_dense(self.site.key)
+        return self.rms.sites.lies_dense(site.key)
 
     def _kept(self, dtype: torch.dtype, device: torch.device) -> Compiled:
         """What is kept for the site; there is room for it before anything is traced."""

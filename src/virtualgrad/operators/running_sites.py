@@ -76,12 +76,6 @@ class RunningSites:
         r = self.kept[key].r
         return are_dense(r, [axis for axis in range(r.dim()) if r.shape[axis] > 1])
 
-    @settled_while_tracing
-    def lies_by_channel(self, key: str) -> bool:
-        """Whether the channels of an r of (channels, ...) lie innermost, or outermost."""
-        r = self.kept[key].r
-        return r.shape[0] == 1 or r.stride(0) in (1, r.numel() // r.shape[0])
-
     def _graphs_of(self, r: Tensor) -> Graphs:
         """The numbers of graphs for a new site."""
         kind = (r.device, r.dtype)
