@@ -85,6 +85,7 @@ def test_compiled_models_are_shared_by_plain_optimizers(setup, monkeypatch):
         works = {
             name: workshop.make(method, replace(MODES[mode], graphed=False))
             for name, method in METHODS.items()
+            if not method.eager_only
         }
         assert works["adam"].forward is works["sgd"].forward is works["momentum"].forward
         assert works["svgd"].forward is not works["sgd"].forward
