@@ -7,7 +7,10 @@ import torch
 from typer.testing import CliRunner
 
 from virtualgrad.lab.bench import command, measure
-from virtualgrad.lab.bench.plan import modes_on, networks_named, precisions_on
+from virtualgrad.lab.bench.methods import METHODS
+from virtualgrad.lab.bench.modes import MODES, PRECISIONS
+from virtualgrad.lab.bench.networks import NETWORKS
+from virtualgrad.lab.bench.plan import modes_on, networks_named, plan, precisions_on
 from virtualgrad.lab.cli import app
 
 QUICK = ("--tiny", "--device", "cpu", "--repeats", 1, "--seconds", 0.001, "--bandwidth", 1e10)
@@ -131,3 +134,10 @@ def test_defaults_depend_on_the_device():
     assert [p.name for p in precisions_on(gpu, "")[0]] == ["tf32", "bf16"]
     assert [p.name for p in precisions_on(cpu, "tf32,fp32,bf16")[0]] == ["fp32", "bf16"]
     assert len(modes_on(gpu, "")[0]) == 4 and modes_on(cpu, "eager")[1] == ""
+
+
+def test_what_only_the_host_does_is_measured_eagerly():
+    cases = plan([NETWORKS["mlp"]], [PRECISIONS["fp32"]], [*MODES.values()], (*METHODS.values(),))
+    unchecked = {case.mode.name: METHODS["svgd-unchecked"] in case.methods for case in cases}
+    assert unchecked == {name: name == "eager" for name in MODES}
+    assert all(METHODS["svgd-released"] in case.methods for case in cases)

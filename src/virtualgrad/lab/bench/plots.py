@@ -25,8 +25,9 @@ COLORS = {
     "svgd": ORANGE,
     "svgd-released": OTHERS[0],
     "svgd-shared": OTHERS[1],
+    "svgd-unchecked": OTHERS[3],
 }
-MARKERS = {"svgd": "s", "svgd-released": "D", "svgd-shared": "^"}
+MARKERS = {"svgd": "s", "svgd-released": "D", "svgd-shared": "^", "svgd-unchecked": "v"}
 AXIS_LABELS = {
     "batch": "samples in a batch",
     "width": "channels",
