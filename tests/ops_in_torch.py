@@ -12,25 +12,28 @@ from torch import Tensor
 
 from virtualgrad.operators import kernels, rms_op
 from virtualgrad.operators.rms_op import Kept
+from virtualgrad.operators.running_sites import RunningSites
+from virtualgrad.operators.statistic import accumulated
 
 
 def transform(g: Tensor, kept: Kept) -> Tensor:
     """T(g), by the r of before or by the new one, whose candidate is written."""
     scale, rho, eps, loss_scale = kept.numbers
     e_before, m_before, last = kept.counts
+    is_new = kept.graph[2] > last
     e, m = e_before + kept.elements, m_before + kept.samples
-    ahead = torch.where(e_before > 0, kept.candidate - rho * kept.r, 0.0)
+    ahead = torch.where((e_before > 0) & is_new, kept.candidate - rho * kept.r, 0.0)
     unit, unit_before = (m, m_before.clamp(min=1)) if kept.unit_is_sample else (1, 1)
     earlier = ahead * e_before / (unit_before**2 * (1 - rho))
-    total = g.to(kept.r.dtype).square().sum(0) / loss_scale**2 + earlier
+    total = accumulated(g).square().sum(0) / loss_scale**2 + earlier
     updated = rho * kept.r + (1 - rho) * (unit * unit / e) * total
-    kept.candidate.copy_(torch.where(kept.graph[2] > last, updated, torch.nan))
+    kept.candidate.copy_(torch.where(is_new, updated, torch.nan))
     return (g * scale * torch.rsqrt((kept.r if kept.stale else updated) + eps)).to(g.dtype)
 
 
 def squares(g: Tensor) -> Tensor:
     """Sums of g^2 over parts of the rows; here, over all of them."""
-    return g.square().flatten(0, -2).sum(0, keepdim=True)
+    return accumulated(g).square().flatten(0, -2).sum(0, keepdim=True)
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,3 +42,4 @@ def use(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (transform, squares):
         monkeypatch.setattr(rms_op, function.__name__, function)
     monkeypatch.setattr(kernels, "DTYPES", (torch.float64, *kernels.DTYPES))
+    monkeypatch.setattr(RunningSites, "suits_kernels", lambda sites, key: True)

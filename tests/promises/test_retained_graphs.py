@@ -82,6 +82,15 @@ def test_a_second_pass_is_refused_and_leaves_no_trace(reading: str, backend: str
     )
 
 
+def test_nobody_looks_where_nan_is_ignored() -> None:
+    """As documented: what marks a second pass is a NaN in r, and spreads."""
+    model = Heads()
+    optimizer = SVGD(model, LR, scale=SCALE, nonfinite="ignore")
+    one_after_the_other(*compiled(model)(batches()[0]))
+    optimizer.step()
+    assert any(kept["r"].isnan().any() for kept in optimizer.operator.state.values())
+
+
 def test_it_is_refused_where_other_steps_are_skipped() -> None:
     """``nonfinite="skip"`` and a GradScaler skip a step whose gradients are not finite."""
     for options in ({}, {"stale": True}):

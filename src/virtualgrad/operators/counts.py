@@ -6,8 +6,8 @@ its graph, and a site that of the last one that it has counted:
 
     last <- k  and  r as ever   if k > last,      last <- NaN  and  the candidate of r, too,  if not
 
-``step()`` looks for NaN anyway, finds it there, and asks for the reason. So this costs a comparison
-in a kernel that is launched anyway: no launch, no wait, no memory for g.
+``step()`` looks for NaN anyway (unless told to ignore it), finds it there, and asks for the reason.
+So this costs a comparison in a kernel that is launched anyway: no launch, no wait, no memory for g.
 
 **Which graph.** The number is an input of the forward pass, and its backward pass has it from
 there. After a backward pass the host puts the next number in its place. Forward passes between two

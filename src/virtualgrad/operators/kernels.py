@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_COLUMNS = 2**30  # they are counted in 32 bits
 
 
 class Update(NamedTuple):
@@ -163,7 +164,7 @@ def fits(g: Tensor, r: Tensor, axis: int) -> bool:
     in_rows = m == 1 or out.stride(axis) == n
     same_out = [g.stride(a) for a in kept] == [out.stride(a) for a in kept]
     in_order = same_order and in_rows and same_out
-    return are_dense(g, kept) and in_order and n < 2**30  # columns count in 32 bits
+    return are_dense(g, kept) and in_order and n < MOST_COLUMNS
 
 
 def are_dense(g: Tensor, axes: Sequence[int], size: int = 1) -> bool:

@@ -122,11 +122,9 @@ class InCompiledPass:
 
     def _transformed_by_op(self, g: Tensor) -> Tensor:
         """T(g) by :mod:`.rms_op`, which writes the candidate of the new r, too."""
-        rms, samples, together = (
-            self.rms,
-            self.rms.layout_at(self.site).samples,
-            self.numbers.together,
-        )
+        rms, layout = self.rms, self.rms.layout_at(self.site)
+        counts = (layout.view[0], layout.samples)  # rows that were picked are not as many
+        together = self.numbers.together
         assert together is not None
         kept = self._kept(g.dtype, g.device)
         product = rms_op.transform(
@@ -134,25 +132,28 @@ class InCompiledPass:
             kept.for_op(
                 together,
                 self._graph,
-                counts=(samples, samples),
+                counts=counts,
                 stale=rms.stale,
                 unit_is_sample=rms.unit_is_sample,
             ),
         )
-        kept.count(samples, samples, self._graph)
+        kept.count(*counts, self._graph)
         return product
 
     def sees_tokens(self, sigma: Tensor) -> bool:
         """Whether sigma is that of a linear layer on tokens, whose g an op of our own looks at."""
         site, layout = self.site, self.rms.layout_at(self.site)
-        if site.op != "linear" or len(site.shape) < 3 or site.shape != layout.view:
+        last = len(site.shape) - 1
+        if site.op != "linear" or last < 2 or site.shape != layout.view:
             return False
+        if layout.parameter_axes != {last}:
+            return False  # a parameter is the input, or among it
         if layout.sample_axis != 0 or self.numbers.together is None:
             return False  # (the numbers of an RMS alone are not on the device)
         if sigma.dtype not in kernels.DTYPES or not rms_op.is_usable(sigma.device):
             return False
         self._kept(sigma.dtype, sigma.device)
-        return self.rms.sites.lies_dense(site.key)
+        return self.rms.sites.suits_kernels(site.key)
 
     def _kept(self, dtype: torch.dtype, device: torch.device) -> Compiled:
         """What is kept for the site; there is room for it before anything is traced."""

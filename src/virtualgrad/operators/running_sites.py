@@ -9,7 +9,7 @@ from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.counts import Graphs
 from virtualgrad.operators.finite import accumulation_dtype
-from virtualgrad.operators.kernels import are_dense
+from virtualgrad.operators.kernels import MOST_COLUMNS, are_dense
 from virtualgrad.operators.running import Running
 
 Kind = tuple[torch.device, torch.dtype]
@@ -71,10 +71,11 @@ class RunningSites:
         return name
 
     @settled_while_tracing
-    def lies_dense(self, key: str) -> bool:
-        """Whether the r of a site that was begun lies in memory without gaps."""
+    def suits_kernels(self, key: str) -> bool:
+        """Whether the r of a site that was begun is as kernels want it: float32, without gaps."""
         r = self.kept[key].r
-        return are_dense(r, [axis for axis in range(r.dim()) if r.shape[axis] > 1])
+        dense = are_dense(r, [axis for axis in range(r.dim()) if r.shape[axis] > 1])
+        return dense and r.dtype == torch.float32 and r.numel() < MOST_COLUMNS
 
     def _graphs_of(self, r: Tensor) -> Graphs:
         """The numbers of graphs for a new site."""

@@ -54,7 +54,8 @@ class VirtualGradientDescent(Optimizer):
         nonfinite: what ``step()`` does on a NaN or infinite gradient: ``"raise"`` an error or
             ``"skip"`` the step. Parameters and state stay as they were in both cases. To know it
             the host waits for the GPU, once a step. ``"ignore"``: it does not look, as torch.optim
-            does not, and NaN spreads. (Steps in a captured CUDA graph are not checked: the host
+            does not, and NaN spreads, also the one by which a second pass through a *compiled*
+            graph is noticed otherwise. (Steps in a captured CUDA graph are not checked: the host
             does not see them.)
         grad_scaler: the torch.amp.GradScaler that scales the loss. T must know the factor; where
             it is not given, ``step()`` takes it from the scaler if that is early enough, or raises.

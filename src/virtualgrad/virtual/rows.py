@@ -75,8 +75,8 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     axis = sigma.dim() - 1
     if call.rule.op != "linear":
         axis = sigma.dim() - call.bound["weight"].dim() + 1  # 1, or 0 for a lone sample
-    elif sigma.dim() == 2:
-        return None  # T(g) is smaller than the weight, and made where g is
+    elif sigma.dim() == 2 or call.bound["weight"].dim() != 2:
+        return None  # T(g) is smaller than the weight, and made where g is; or there are no rows
     passes: list[InCompiledPass] = []
     scaled: list[tuple[Tensor, Tensor]] = []
     for part, operator in plan:

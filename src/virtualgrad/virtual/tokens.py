@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from virtualgrad.operators import RMS, identity
@@ -32,7 +31,7 @@ class Tokens(torch.autograd.Function):
         """Run F.linear."""
         ctx.how, ctx.has_bias = how, bias is not None
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
+        return torch._C._nn.linear(x, weight, bias)  # as in .products
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
@@ -73,6 +72,9 @@ def run_by_tokens(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     parts = [(site, operator) for site, operator in plan if operator is not identity]
     if call.rule.op != "linear" or len(parts) != 1 or sigma.dim() < 3:
         return None
+    x, weight, bias = call.bound["input"], call.bound["weight"], call.bound.get("bias")
+    if weight.dim() != 2:
+        return None
     site, operator = parts[0]
     served = [use.argument for use in call.uses if use.parameter in site.parameters]
     if served not in (["weight"], ["weight", "bias"]):
@@ -83,7 +85,6 @@ def run_by_tokens(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     if not passed.sees_tokens(sigma):
         return None
     how = How(passed, has_rows(operator, site, sigma.dim() - 1), "bias" in served)
-    x, weight, bias = call.bound["input"], call.bound["weight"], call.bound.get("bias")
     if how.only_seen:
         factor = passed.factor(sigma.dtype, sigma.device)
         weight = Rows.apply(factor, weight)
