@@ -118,8 +118,12 @@ def _states(rows: Sequence[Row]) -> str:
 
 
 def _by_network(rows: Sequence[Row], entry: Callable[[Row], str], *, formats: bool = False) -> str:
-    """A line per network (and number format), with the first row of each optimizer in it."""
-    others = _columns(rows)
+    """A line per network (and number format), with the first row of each optimizer in it.
+
+    One that differs from another only in what the host does keeps what that one keeps.
+    """
+    alike = [name for name, method in METHODS.items() if method.eager_only]
+    others = [name for name in _columns(rows) if name not in alike]
     sizes = ["parameters", "format"] if formats else ["parameters", "batch"]
     titles = ["network", *sizes, *map(method_title, others)]
     lines = []
