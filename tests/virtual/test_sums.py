@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from compiled_runs import trained, watch
+from torch import nn
 
-from virtualgrad import SVGD
-from virtualgrad.virtual import runs
 from virtualgrad.virtual.sums import run_by_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -29,36 +28,13 @@ READINGS: dict[str, dict[str, Any]] = {
 }
 
 
+IMAGE = (3, 5, 5)
+
+
 @pytest.fixture
 def by_sums(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each op at a site was run by its sums, as far as asked."""
-    seen: list[bool] = []
-
-    def watched(*args: Any) -> Tensor | None:
-        result = run_by_sums(*args)
-        seen.append(result is not None)
-        return result
-
-    monkeypatch.setattr(runs, "run_by_sums", watched)
-    return seen
-
-
-def trained(model: nn.Module, compiled: bool, **options: Any) -> list[Tensor]:
-    """The gradients of two steps, the second of two micro-batches."""
-    torch._dynamo.reset()
-    torch.manual_seed(1)
-    dtype = next(model.parameters()).dtype
-    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-    optimizer = SVGD(model, 1e-2, **options)
-    found: list[Tensor] = []
-    for passes in (1, 2):
-        optimizer.zero_grad()
-        for _ in range(passes):
-            x = torch.randn(6, 3, 5, 5, dtype=torch.float64).to(dtype)
-            run(x).double().pow(3).mean().backward()
-        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        optimizer.step()
-    return found
+    return watch(monkeypatch, run_by_sums)
 
 
 def network(norm: str) -> nn.Module:
@@ -72,9 +48,9 @@ def network(norm: str) -> nn.Module:
 @pytest.mark.parametrize("norm", NORMS)
 def test_as_in_eager_passes(norm: str, reading: str, by_sums: list[bool]) -> None:
     model = network(norm)
-    eager = trained(copy.deepcopy(model), False, **READINGS[reading])
+    eager = trained(copy.deepcopy(model), IMAGE, False, **READINGS[reading])
     assert not by_sums
-    for one, other in zip(eager, trained(model, True, **READINGS[reading]), strict=True):
+    for one, other in zip(eager, trained(model, IMAGE, True, **READINGS[reading]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
     assert any(by_sums)
 
@@ -83,8 +59,8 @@ def test_as_in_eager_passes(norm: str, reading: str, by_sums: list[bool]) -> Non
 def test_one_of_both_is_frozen(frozen: str, by_sums: list[bool]) -> None:
     model = network("batch norm")
     model.get_submodule("1").get_parameter(frozen).requires_grad_(False)
-    eager = trained(copy.deepcopy(model), False)
-    for one, other in zip(eager, trained(model, True), strict=True):
+    eager = trained(copy.deepcopy(model), IMAGE, False)
+    for one, other in zip(eager, trained(model, IMAGE, True), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
     assert any(by_sums)
 
@@ -92,8 +68,8 @@ def test_one_of_both_is_frozen(frozen: str, by_sums: list[bool]) -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_a_model_in_bfloat16(training: bool, by_sums: list[bool]) -> None:
     model = network("batch norm").bfloat16().train(training)
-    eager = trained(copy.deepcopy(model), False)
-    for one, other in zip(eager, trained(model, True), strict=True):
+    eager = trained(copy.deepcopy(model), IMAGE, False)
+    for one, other in zip(eager, trained(model, IMAGE, True), strict=True):
         assert one.dtype == other.dtype == torch.bfloat16
         assert (one - other).norm() <= 2**-6 * one.norm()
     assert any(by_sums)
@@ -107,7 +83,7 @@ def test_weight_and_bias_of_different_groups_go_the_general_way(by_sums: list[bo
 
     model = network("batch norm")
     twin = copy.deepcopy(model)
-    eager = trained(twin, False, params=groups(twin))
-    for one, other in zip(eager, trained(model, True, params=groups(model)), strict=True):
+    eager = trained(twin, IMAGE, False, params=groups(twin))
+    for one, other in zip(eager, trained(model, IMAGE, True, params=groups(model)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
     assert not any(by_sums)

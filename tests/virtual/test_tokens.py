@@ -10,11 +10,11 @@ import ops_in_torch
 import pytest
 import torch
 import torch.nn.functional as F
+from compiled_runs import trained, watch
 from torch import Tensor, nn
 
 from virtualgrad import SVGD
 from virtualgrad.operators import rms_op
-from virtualgrad.virtual import runs
 from virtualgrad.virtual.tokens import run_by_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -34,19 +34,14 @@ READINGS: dict[str, dict[str, Any]] = {
 }
 
 
+TOKENS = (5, 3)
+
+
 @pytest.fixture
 def by_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether each op at a site was run by its tokens, as far as asked."""
-    seen: list[bool] = []
-
-    def watched(*args: Any) -> Tensor | None:
-        result = run_by_tokens(*args)
-        seen.append(result is not None)
-        return result
-
-    monkeypatch.setattr(runs, "run_by_tokens", watched)
     ops_in_torch.use(monkeypatch)
-    yield seen
+    yield watch(monkeypatch, run_by_tokens)
     torch._dynamo.reset()
 
 
@@ -95,26 +90,9 @@ class Vector(nn.Module):
         return F.linear(hidden, self.weight)
 
 
-def trained(model: nn.Module, compiled: bool, **options: Any) -> list[Tensor]:
-    """The gradients of two steps, the second of two micro-batches."""
-    torch._dynamo.reset()
-    torch.manual_seed(1)
-    run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-    optimizer = SVGD(model, 1e-2, **options)
-    found: list[Tensor] = []
-    for passes in (1, 2):
-        optimizer.zero_grad()
-        for _ in range(passes):
-            x = torch.randn(6, 5, 3, dtype=torch.float64)
-            run(x).pow(3).mean().backward()
-        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        optimizer.step()
-    return found
-
-
 def assert_as_in_eager_passes(model: nn.Module, **options: Any) -> None:
-    eager = trained(copy.deepcopy(model), False, **options)
-    for one, other in zip(eager, trained(model, True, **options), strict=True):
+    eager = trained(copy.deepcopy(model), TOKENS, False, **options)
+    for one, other in zip(eager, trained(model, TOKENS, True, **options), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
 
 
@@ -143,8 +121,8 @@ def test_a_bias_of_another_group_goes_the_general_way(by_tokens: list[bool]) -> 
 
     model = network()
     twin = copy.deepcopy(model)
-    eager = trained(twin, False, params=groups(twin))
-    for one, other in zip(eager, trained(model, True, params=groups(model)), strict=True):
+    eager = trained(twin, TOKENS, False, params=groups(twin))
+    for one, other in zip(eager, trained(model, TOKENS, True, params=groups(model)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
     assert by_tokens[:3] == [False, False, True]
 
