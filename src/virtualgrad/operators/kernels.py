@@ -177,7 +177,8 @@ def are_dense(g: Tensor, axes: Sequence[int], size: int = 1) -> bool:
 
 
 # Measured on an H200 (8 to 128 rows, bfloat16 and float32): tiles of 8192 numbers with 64 of them
-# a thread are best, and by a tenth to a third better than with 32 a thread. 128 a thread spill.
+# a thread are best, and by a tenth to a third better than with 32 (results/bench/tiles.txt); 128 a
+# thread spill.
 NUMBERS_OF_TILE = 8192
 NUMBERS_OF_WARP = 32 * 64
 MOST_WHOLE = NUMBERS_OF_WARP * 16
@@ -189,9 +190,9 @@ NUMBERS_OF_STEP = 4096
 def choose_tile(m: int, n: int, bytes_each: int, processors: int, *, known: bool) -> Tile:
     """The tile for m rows and n columns of numbers of some bytes.
 
-    All rows of some columns, unless they are too many; nor where the factor is known, which makes
-    it as good to walk over them, and rows are so many that each would be cut into short pieces.
-    There are columns few enough in it to give every multiprocessor a program.
+    As a rule all rows of some columns, few enough of them to give every multiprocessor a program.
+    They are walked over where they are too many to be held; and, if the factor is known, where they
+    are so many that a tile would have only a short piece of each.
     """
     rows = power_of_two_from(m)
     sector = SECTOR // bytes_each
