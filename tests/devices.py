@@ -3,5 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+ON_A_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_A_GPU)]

@@ -126,6 +126,7 @@ def test_it_works_without_gradients_around_it_and_leaves_them_off():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_random_numbers_and_fused_kernels_on_a_gpu():
     model, x = nn.Sequential(nn.Dropout(0.5), nn.LSTM(3, 4)).cuda(), torch.randn(6, 5, 3).cuda()
     before = torch.cuda.get_rng_state()

@@ -93,6 +93,7 @@ def test_runs_side_by_side_equal_runs_alone():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("optimizer", TINY.optimizers)
 def test_graphed_runs_equal_eager_steps(optimizer):
     cuda = torch.device("cuda")

@@ -179,6 +179,7 @@ def test_the_kernel_in_the_interpreter() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

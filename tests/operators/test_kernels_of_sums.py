@@ -159,6 +159,7 @@ def test_the_kernels_in_the_interpreter() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
 @pytest.mark.parametrize(
     ("compare", "case"),

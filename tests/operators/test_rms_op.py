@@ -152,6 +152,7 @@ def test_the_kernels_in_the_interpreter() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -161,6 +162,7 @@ def test_the_kernel_on_a_gpu(shape: tuple[int, ...], way: Way, dtype: torch.dtyp
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("reading", READINGS, ids=str)

@@ -128,6 +128,7 @@ def test_compiled_it_is_refused_by_name() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @READINGS
 def test_two_ranks_are_one_process_with_batch_norm(options: dict[str, Any]) -> None:
     """Two processes may share one GPU through gloo; NCCL would want one each."""
@@ -138,6 +139,7 @@ def test_two_ranks_are_one_process_with_batch_norm(options: dict[str, Any]) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_two_ranks_with_weights_alone_are_one_process() -> None:
     options = {"stale": True, "where": weights_only}
     alone = train_normalised(0, 1, "cuda", options)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, Case, loss_of
+from devices import ON_A_GPU
 from torch import Tensor, nn
 
 from virtualgrad import operators, virtual_grad
@@ -40,7 +41,7 @@ HERE = [
     pytest.param("cpu", torch.float16, "rms, stale", id="cpu-float16-rms, stale"),
 ]
 ON_THE_GPU = [
-    pytest.param(dtype, operator, marks=pytest.mark.gpu, id=f"cuda-{str(dtype)[6:]}-{operator}")
+    pytest.param(dtype, operator, marks=ON_A_GPU, id=f"cuda-{str(dtype)[6:]}-{operator}")
     for dtype in ALLOWED
     for operator in OPERATORS
 ]

@@ -12,7 +12,10 @@ from virtualgrad.lab.bench.modes import MODES, PRECISIONS, numbers_in
 from virtualgrad.lab.bench.networks import NETWORKS, tiny
 from virtualgrad.lab.bench.work import Workshop
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.fixture

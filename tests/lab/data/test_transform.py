@@ -101,6 +101,7 @@ def test_drawn_choices_are_fair_and_follow_the_generator():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_cuda_graph_draws_and_augments_without_the_host():
     images = raw_images(128).cuda()
     generator = torch.Generator("cuda").manual_seed(0)
