@@ -6,6 +6,7 @@ of a run without failures.
 """
 
 import argparse
+import gc
 import os
 import shutil
 import signal
@@ -78,4 +79,9 @@ if rank == 0:
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     if arguments.folder is None:
         shutil.rmtree(checkpoints.folder)
+# A thread of torch's that still holds a tensor aborts an interpreter that ends, whatever the
+# optimizer (https://github.com/pytorch/pytorch/issues/190489). Once nothing else holds the process
+# groups, destroying them waits for their threads.
+del model, replica, optimizer, loss
+gc.collect()
 distributed.destroy_process_group()

@@ -3,6 +3,7 @@
 Shard the model first, then make the optimizer: its parameters are the shards.
 """
 
+import gc
 import os
 
 import torch
@@ -41,4 +42,9 @@ for _ in range(10):
 
 if rank == 0:
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+# A thread of torch's that still holds a tensor aborts an interpreter that ends, whatever the
+# optimizer (https://github.com/pytorch/pytorch/issues/190489). Once nothing else holds the process
+# groups, destroying them waits for their threads.
+del model, optimizer, loss
+gc.collect()
 distributed.destroy_process_group()

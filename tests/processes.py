@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,7 +29,14 @@ def _enter(  # noqa: PLR0917 - spawned with positional arguments
         torch.save(function(rank, ranks, *args), Path(out) / f"{rank}.pt")
         distributed.barrier()  # nobody leaves while another still sends
     finally:
+        # A thread of Gloo's that still holds a tensor aborts an interpreter that ends, whatever the
+        # optimizer (https://github.com/pytorch/pytorch/issues/190489): nothing may hold the groups
+        # when they are destroyed, and where all went well the interpreter does not end itself.
+        gc.collect()
         distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def run_ranks(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -9,6 +9,7 @@ their times, round by round, is what it costs.
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 import time
@@ -187,6 +188,10 @@ def process_group(rank: int, ranks: int, meeting: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # A thread of the group that still holds a tensor aborts an interpreter that ends
+        # (https://github.com/pytorch/pytorch/issues/190489). Models in cycles of references hold
+        # the group; without them destroying it waits for its threads.
+        gc.collect()
         distributed.destroy_process_group()
 
 
