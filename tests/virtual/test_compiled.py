@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from virtualgrad.operators import RMS, Operator, Sign, StatefulOperator
+from virtualgrad.sites import Site, Where, every_linear_site
 from virtualgrad.virtual import Attachment, Intercept, named_parameters
 
 OPERATORS: dict[str, Callable[[], Operator]] = {
@@ -86,8 +87,14 @@ class Convolutions(nn.Module):
         return self.linear(self.grouped(self.first(x).relu()).flatten(2))
 
 
-def backward_graph(operator: Operator, *, dynamic: bool) -> list[Any]:
-    """The nodes of the compiled backward pass."""
+def is_of_weight(site: Site) -> bool:
+    return site.roles == ("weight",)
+
+
+def pull_backs(
+    operator: str, *, dynamic: bool = False, where: Where = every_linear_site
+) -> list[list[bool]]:
+    """Of every convolution in the compiled backward pass, whether x, weight and bias are asked."""
     graphs: list[Any] = []
 
     def keep(graph: Any, inputs: Any) -> Any:
@@ -95,33 +102,36 @@ def backward_graph(operator: Operator, *, dynamic: bool) -> list[Any]:
         return make_boxed_func(graph.forward)
 
     model = Convolutions()
-    Attachment(model, Intercept(named_parameters(model), operator))
+    Attachment(model, Intercept(named_parameters(model), OPERATORS[operator](), where=where))
     backend = aot_autograd(fw_compiler=lambda g, _: make_boxed_func(g.forward), bw_compiler=keep)
     run = torch.compile(model, fullgraph=True, dynamic=dynamic, backend=backend)
     run(torch.randn(4, 3, 8, 8)).square().mean().backward()
     (graph,) = graphs
-    return list(graph.graph.nodes)
+    target = torch.ops.aten.convolution_backward.default
+    return [node.args[-1] for node in graph.graph.nodes if node.target is target]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_by_rows_one_g_serves_input_and_weight(dynamic: bool) -> None:
     # Of the second convolution: its input needs a gradient, too.
-    def masks(operator: str) -> list[list[bool]]:
-        nodes = backward_graph(OPERATORS[operator](), dynamic=dynamic)
-        target = torch.ops.aten.convolution_backward.default
-        return [node.args[-1] for node in nodes if node.target is target]
-
-    assert masks("rms, by rows") == [[True, True, False], [False, True, True]]
-    assert len(masks("rms, shared")) == 3  # r is updated first: T(g) is made
+    one = pull_backs("rms, by rows", dynamic=dynamic)
+    assert one == [[True, True, False], [False, True, True]]
+    # r is updated first: T(g) is made
+    assert len(pull_backs("rms, shared", dynamic=dynamic)) == 3
 
 
-def test_by_rows_a_parameter_that_is_left_out_has_its_plain_gradient() -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_bias_that_is_left_out_needs_no_pull_back_of_a_convolution(dynamic: bool) -> None:
+    """It is a sum of g; oneDNN would make the weight's gradient for it once more."""
+    found = pull_backs("rms, stale", dynamic=dynamic, where=is_of_weight)
+    assert found == [[False, True, False], [True, False, False], [False, True, False]]
+
+
+@pytest.mark.parametrize("operator", ["rms, stale", "rms, by rows"])
+def test_a_parameter_that_is_left_out_has_its_plain_gradient(operator: str) -> None:
     model, plain = (Convolutions() for _ in range(2))
     plain.load_state_dict(model.state_dict())
-    operator = OPERATORS["rms, by rows"]()
-    weights = Intercept(
-        named_parameters(model), operator, where=lambda site: site.roles == ("weight",)
-    )
+    weights = Intercept(named_parameters(model), OPERATORS[operator](), where=is_of_weight)
     Attachment(model, weights)
     run = torch.compile(model, fullgraph=True, backend="aot_eager")
     x = torch.randn(4, 3, 8, 8)

@@ -68,9 +68,18 @@ class Call(NamedTuple):
         result: Tensor = (pull_back or self.function)(*args, **kwargs)
         return result
 
-    def shadow(self, part: Site, args: tuple[Any, ...]) -> Tensor:
-        """Run the pull-back's function with everything but a part's parameters held fixed."""
-        free = [use.tensor for use in self.uses if use.parameter in part.parameters]
+    def shadow(self, part: Site, args: tuple[Any, ...], main: Tensor) -> Tensor:
+        """Run the pull-back's function with everything but a part's parameters held fixed.
+
+        Its value is not used, but it is as large as ``main``.
+        """
+        uses = [use for use in self.uses if use.parameter in part.parameters]
+        if self.rule.op in CONVOLUTION_OPS and [use.argument for use in uses] == ["bias"]:
+            # oneDNN pulls back into the weight, too, if only the bias is asked for.
+            space = self.bound["weight"].dim() - 2
+            per_channel = uses[0].tensor.to(main.dtype).view(-1, *([1] * space))
+            return per_channel.expand(main.shape)
+        free = [use.tensor for use in uses]
         args, kwargs = hold_fixed(args, self.kwargs, lambda tensor: not _is_in(tensor, free))
         result: Tensor = (self.rule.pull_back or self.function)(*args, **kwargs)
         return result

@@ -57,7 +57,7 @@ def run_joined(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tenso
         simpler = run_by_sums(call, plan, main) if simpler is None else simpler
         if simpler is not None:
             return simpler
-    shadows = [call.shadow(part, call.args) for part, _ in plan]
+    shadows = [call.shadow(part, call.args, main) for part, _ in plan]
     transforms = [Transform(operator, part, current, main) for part, operator in plan]
     sigma: Tensor = Join.apply(transforms, False, main, *shadows)
     return sigma
@@ -68,7 +68,7 @@ def run_in_place(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Ten
     target: Tensor = call.args[0]
     plan = plans.of(call, tuple(target.shape), batch_dim)
     old = (target.detach().clone(), *call.args[1:])
-    shadows = [call.shadow(part, old) for part, _ in plan]
+    shadows = [call.shadow(part, old, target) for part, _ in plan]
     compiling = torch.compiler.is_compiling()
     main = call.main(out_of_place=compiling)
     transforms = [Transform(operator, part, current, main) for part, operator in plan]
