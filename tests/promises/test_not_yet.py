@@ -8,12 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from processes import run_ranks
 from torch import Tensor, nn
 from unsupported_ranks import compiled_shards, sharded_checkpoint
 
 from virtualgrad import SVGD
+from virtualgrad.errors import ModelError
 
 
 def test_fsdp2_and_a_compiler_are_refused() -> None:
@@ -71,3 +73,22 @@ def test_a_compiled_pass_whose_output_is_dropped_counts_as_a_use() -> None:
     optimizer.step()
     assert keys[True] == list(optimizer.operator.state) == ["(model):linear(weight)"]
     assert "(model):linear(weight)#1" in keys[False]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["the model", "a part of it"])
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_two_optimizers_on_a_compiled_model_are_refused(whole: bool, fullgraph: bool) -> None:
+    """Once compiled they saw each other's work, and gradients were wrong. One alone goes on."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    first, second = (SVGD(model, 1e-2, params=list(model[k].parameters())) for k in (0, 2))
+    part, x = (model, torch.randn(5, 3)) if whole else (model[2], torch.randn(5, 4))
+    run = torch.compile(part, fullgraph=fullgraph, backend="aot_eager")
+    reason = "two optimizers on one model or torch.compile" if fullgraph else "several parameter"
+    kind = Exception if fullgraph else ModelError
+    with pytest.raises(kind, match=reason):
+        run(x).square().mean().backward()
+    first.detach()
+    run(x).square().mean().backward()
+    second.step()
+    assert list(second.operator.state) == ["2:linear(weight)"]

@@ -90,11 +90,14 @@ def attachments_of(model: nn.Module) -> list[Attachment]:
     """The attachments that are active somewhere in a model."""
     found: dict[int, Attachment] = {}
     for module in model.modules():
-        for cls in type(module).__mro__:
-            attachment = cls.__dict__.get("_virtualgrad_attachment")
-            if attachment is not None and attachment.active:
-                found[id(attachment)] = attachment
+        found |= {id(each): each for each in _attachments_in(type(module)) if each.active}
     return list(found.values())
+
+
+def _attachments_in(cls: type) -> list[Attachment]:
+    """The attachments that have given a class to a module, the last one first."""
+    bindings = [each.__dict__.get("_virtualgrad_attachment") for each in cls.__mro__]
+    return [binding for binding in bindings if binding is not None]
 
 
 def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> type[nn.Module]:
@@ -109,11 +112,14 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
     if isinstance(module, nn.SyncBatchNorm) and method == "forward":
         watched = seen(plain, attachment.intercept, path)
     own = attachment.intercept.own_parameters(module)
+    others = _attachments_in(base)
 
     @functools.wraps(plain)  # its signature is read by trainers
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # "is module": a copy that a class makes of itself by its own means is a plain model.
         if attachment.active and torch.is_grad_enabled() and self is module:
+            if torch.compiler.is_compiling() and any([other.active for other in others]):
+                refuse_compiled_pair(path)
             if attachment.intercept.is_sharded:
                 if torch.compiler.is_compiling():
                     refuse_compiled_shards(path)
@@ -220,6 +226,18 @@ def refuse_compiled_shards(path: str) -> None:
         given=f"the sharded module {path or '(model)'!r} in a compiled pass",
         allowed="FSDP2 or torch.compile, not yet both",
         todo="leave out torch.compile, or use DistributedDataParallel with it",
+    )
+
+
+@never_traced("virtualgrad: two optimizers on one model or torch.compile, not both")
+def refuse_compiled_pair(path: str) -> None:
+    """Raise where the interceptions of two optimizers meet a compiler: it mixes them up."""
+    raise ModelError.of(
+        given=f"the module {path or '(model)'!r}, to which two optimizers of virtualgrad are "
+        "attached, in a compiled pass",
+        allowed="one of them on a compiled model; both on one that runs eagerly",
+        todo="give one optimizer several parameter groups: params=[{'params': ..., 'lr': ...}, "
+        "...]; each may have its own lr, scale, rho and eps",
     )
 
 
