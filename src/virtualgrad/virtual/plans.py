@@ -7,7 +7,6 @@ own. So a site falls into parts with one operator each. They depend on little, a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import torch
 
@@ -55,25 +54,23 @@ class Plans:
         self._passes = passes
         self._where = where
         self._group_of = group_of
-        self._plans: dict[tuple[Any, ...], Plan] = {}  # by all that a plan depends on
+        self._plans: dict[Site, Plan] = {}
 
     def clear(self) -> None:
         """Forget the plans: parameters have come, or have changed their group."""
         self._plans.clear()
 
     def of(self, call: Call, shape: tuple[int, ...], batch_dim: int) -> Plan:
-        """The plan of a call, remembered as long as nothing that it depends on changes."""
+        """The plan of a call; equal sites have one plan, with the site that came first."""
         batch_size = self._passes.current.batch_size
+        site = site_of(call, shape, self._tracked, batch_size, batch_dim)
         if torch.compiler.is_compiling():
-            return self._split(site_of(call, shape, self._tracked, batch_size, batch_dim))
-        operands = tuple((u.argument, u.strided.shape, u.strided.stride()) for u in call.uses)
-        situation = (call.key, shape, operands, batch_size, batch_dim)
-        plan = self._plans.get(situation)
+            return self._split(site)
+        plan = self._plans.get(site)
         if plan is None:
             if len(self._plans) >= PLANS_REMEMBERED:  # inputs of ever new sizes
                 self._plans.clear()
-            plan = self._split(site_of(call, shape, self._tracked, batch_size, batch_dim))
-            self._plans[situation] = plan
+            plan = self._plans[site] = self._split(site)
         return plan
 
     def choose(self, site: Site) -> bool:
