@@ -1,9 +1,12 @@
 """What the build of the site does beyond Markdown.
 
 * A page that is still to be written may stand in the navigation already.
-* A line ``<!-- include: README.md tables -->`` stands for what that file has between its comments
-  ``<!-- tables: begin -->`` and ``<!-- tables: end -->``: measured tables are written once.
-* Pictures that the evidence keeps under ``results`` become part of the site.
+* What stands between ``<!-- include: README.md tables -->`` and ``<!-- include: end -->`` gives way
+  to what that file has between its comments ``<!-- tables: begin -->`` and
+  ``<!-- tables: end -->``: measured tables are written once. Who reads the page as a file sees what
+  stands there, a link.
+* Pictures that the evidence keeps under ``results`` become part of the site. Pages name them by
+  their place in the repository, ``../results/...``, so that they show in the file, too.
 * A public name without a docstring, or on no page of the reference, is a warning: it fails a strict
   build.
 """
@@ -21,7 +24,10 @@ import griffe
 log = logging.getLogger("mkdocs.hooks.virtualgrad")
 
 ROOT = Path(__file__).parents[2]
-INCLUDE = re.compile(r"^<!-- include: (\S+) (\S+) -->$", re.MULTILINE)
+INCLUDE = re.compile(
+    r"^<!-- include: (\S+) (\S+) -->\n(?:(?!<!--).*\n)*<!-- include: end -->$", re.MULTILINE
+)
+PICTURE = re.compile(r"\]\(\.\./(results/\S+\.png)\)")
 PUBLIC = ("virtualgrad", "virtualgrad.operators", "virtualgrad.errors")
 
 
@@ -36,7 +42,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in what a page includes."""
+    """Fill in what a page includes, and let its pictures be those of the site."""
 
     def included(line: re.Match[str]) -> str:
         try:
@@ -45,7 +51,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             log.warning("%s: %s", page.file.src_uri, error)
             return ""
 
-    return INCLUDE.sub(included, markdown)
+    return PICTURE.sub(r"](images/\1)", INCLUDE.sub(included, markdown))
 
 
 def section(path: str, name: str) -> str:

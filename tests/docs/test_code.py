@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-import typer
 from pages import PAGES, README, ROOT, Block, blocks_of
 
 from virtualgrad.errors import GraphvizError
-from virtualgrad.lab.cli import app
+from virtualgrad.lab.cli import COMMANDS, command_named
 from virtualgrad.lab.networks import MLP
 
+COMMAND = re.compile(r"^ *virtualgrad (.+)$", re.MULTILINE)
 WITH_CODE = [path for path in PAGES if blocks_of(path)]
 
 
@@ -61,10 +62,25 @@ def test_the_blocks_of_a_page_run_one_after_the_other(
         run(block, names, capsys)
 
 
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The repository after `make reproduce` and `virtualgrad bench`: the folders they made."""
+    made = re.findall(r"reproduce .*--out (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    folders = [Path(folder) for folder in (*made, "runs/bench")]
+    monkeypatch.chdir(tmp_path)
+    for folder in folders:
+        folder.mkdir(parents=True)
+    for name in ("docs", "results", "README.md"):
+        Path(name).symlink_to(ROOT / name)
+    return folders
+
+
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
-def test_commands_exist(page: Path) -> None:
-    commands = typer.main.get_command(app)
-    for name in re.findall(
-        r"^virtualgrad ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE
-    ):
-        assert name in commands.commands, f"{page.name}: virtualgrad {name}"
+def test_commands_can_be_copied(page: Path, written: list[Path]) -> None:
+    """Each line that begins with the command is one call, with arguments that it takes."""
+    for line in COMMAND.findall(page.read_text(encoding="utf-8")):
+        name, *arguments = shlex.split(line, comments=True)
+        assert name in COMMANDS, f"{page.name}: virtualgrad {line}"
+        given = command_named(name).make_context(name, arguments).params
+        if name == "report":
+            assert given["folder"] in written or any(given["folder"].glob("*-seed0.json"))

@@ -1,6 +1,7 @@
 """suggest(): numbers that can be computed by hand, and what it refuses."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from torch import nn
 from virtualgrad import SVGD, suggest
 from virtualgrad.errors import HyperparameterError, LossError, ModelError, NonFiniteError
 from virtualgrad.settings import SettingsError
+from virtualgrad.settings.choose import _verdict
+from virtualgrad.settings.current import read_current
 from virtualgrad.settings.measure import EPS
+from virtualgrad.settings.suggestion import Trials
 
 X = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
 Y = torch.zeros(2, 1, dtype=torch.float64)
@@ -150,6 +154,44 @@ def test_it_builds_the_optimizer_and_reads_well():
     assert row[7] == f"{ratio:.2g}"  # SVGD's step over SGD's, at the same lr
     (bias,) = [line.split() for line in text.splitlines() if line.startswith("bias ")]
     assert bias[1:] == ["-", "1.5", "-", "-", "-", "-", "1", "-"]
+
+
+def losses_in(reason):
+    """The numbers before "before" and "with": the losses that a reason names, as written."""
+    return re.findall(r"([\d.e+-]+|inf|nan) (?:before|with)", reason)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.1, 0.01], ids=["far", "near", "very-near"])
+def test_losses_are_written_with_as_many_digits_as_tell_them_apart(factor):
+    """Losses near 2.3 that differ by less and less: "2.3 with SGD, 2.3 with SVGD" says nothing."""
+    model = one_layer()
+    found = suggest(
+        model,
+        lambda output, target: 2.3 + factor * half_square(output, target),
+        [(X, Y)],
+        current=torch.optim.SGD(model.parameters(), 0.1),
+    )
+    (tried,) = [losses_in(reason) for reason in found.reasons if "Tried on copies" in reason]
+    (verdict,) = [losses_in(reason) for reason in found.reasons if "Loss on these" in reason]
+    trials = found.trials
+    losses = [*trials.tried.values(), trials.before, trials.current, trials.svgd]
+    written = [*tried, *verdict]
+    assert [float(text) for text in written] == pytest.approx(losses, rel=5e-3)
+    assert len(losses) >= 5 and len(set(losses)) == len(set(written))
+    order = sorted(range(len(losses)), key=losses.__getitem__)
+    assert [float(written[i]) for i in order] == sorted(map(float, written))
+
+
+def test_losses_that_seven_digits_cannot_tell_apart_are_alike():
+    """float32 holds no more digits, so there is nothing to choose between the two."""
+    model = one_layer()
+    current = read_current(sgd(model), dict(model.named_parameters()))
+    trials = Trials(2.0, 1.5, 1.5 + 1e-9, {0.01: 1.5 + 1e-9})
+    verdict = _verdict(current, trials)
+    assert losses_in(verdict) == ["2", "1.5", "1.5"] and verdict.endswith("Go ahead.")
+    worse = Trials(2.0, 1.5, 1.5 + 2e-6, {0.01: 1.5 + 2e-6})
+    verdict = _verdict(current, worse)
+    assert losses_in(verdict) == ["2", "1.5", "1.500002"] and "less quickly" in verdict
 
 
 def test_batches_of_any_kind():

@@ -37,7 +37,11 @@ class SVGD(VirtualGradientDescent):
     Args:
         model: the model. Parameters that no linear site reaches train by their plain gradient.
         lr: alpha, the learning rate; near that of SGD.
-        scale: s, the scaling coefficient; ``scale * lr`` is near RMSProp's learning rate.
+        scale: s, the scaling coefficient; ``lr * scale`` is what counts, and is near RMSProp's
+            learning rate: 0.001 to 0.005 in the paper's settings, which are in the units of
+            :meth:`released` (Algorithm 1's s is m times as large, m the batch size). The default,
+            1, is the paper's algorithm without s: with it a transformer diverges at the ``lr`` of
+            SGD. :meth:`from_sgd` finds another.
         rho: decay of r.
         eps: added to r under the root.
         momentum: momentum on the virtual gradient.

@@ -41,6 +41,9 @@ from virtualgrad.virtual import named_parameters
 
 RATIO = 100.0
 """Rate of SGD over that of RMSProp in all three of the paper's tables."""
+DIGITS = (3, 7)
+"""How many digits of a loss are written: the first number, or up to the second (float32 holds no
+more) where it takes them to tell two losses apart."""
 
 
 def suggest(
@@ -148,7 +151,8 @@ def _why_scale(current: Current, rule: float, equal: float, trials: Trials) -> s
     )
     if rule == equal:
         return f"{text} They agree."
-    tried = ", ".join(f"{loss:.3g} with {scale:g}" for scale, loss in trials.tried.items())
+    digits = _digits(trials)
+    tried = ", ".join(f"{loss:.{digits}g} with {scale:g}" for scale, loss in trials.tried.items())
     return f"{text} Tried on copies: loss {tried}."
 
 
@@ -165,12 +169,27 @@ def _on_linearity(scale: float, sizes: Sequence[Size]) -> list[str]:
     ]
 
 
+def _digits(trials: Trials) -> int:
+    """How many digits tell the losses apart, the same for all of them."""
+    losses = (trials.before, trials.current, *trials.tried.values())
+    few, most = DIGITS
+
+    def different(digits: int) -> int:
+        return len({f"{loss:.{digits}g}" for loss in losses})
+
+    return next(digits for digits in range(few, most + 1) if different(digits) == different(most))
+
+
 def _verdict(current: Current, trials: Trials) -> str:
-    text = (
-        f"Loss on these batches: {trials.before:.3g} before; after one step on each "
-        f"{trials.current:.3g} with {current.title}, {trials.svgd:.3g} with SVGD."
+    digits = _digits(trials)
+    before, now, svgd = (
+        f"{loss:.{digits}g}" for loss in (trials.before, trials.current, trials.svgd)
     )
-    if trials.svgd <= trials.current:
+    text = (
+        f"Loss on these batches: {before} before; after one step on each {now} with "
+        f"{current.title}, {svgd} with SVGD."
+    )
+    if trials.svgd <= trials.current or svgd == now:
         return f"{text} Go ahead."
     if trials.svgd <= trials.before:
         return f"{text} It learns, less quickly so far: look at range_test."

@@ -46,6 +46,17 @@ def test_scaled_law_is_an_option(app, tmp_path):
     assert "scaled law" in result.output
 
 
+@pytest.mark.parametrize("lam", ["-1", "0", "nan", "inf"])
+def test_a_norm_is_a_positive_number(app, lam, tmp_path):
+    options = ["--n", "2", "--lam", "1", "--lam", lam, "--pairs", "4", "--matrices", "200"]
+    result = CliRunner().invoke(
+        app, ["lemma", *options, "--out", str(tmp_path)], env={"COLUMNS": "200", "TERM": "dumb"}
+    )
+    assert result.exit_code == 2, result.output
+    assert "is no norm: a finite number above 0" in result.output and lam in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_teaches(app, name):
     result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "100"})

@@ -5,6 +5,7 @@ Each is a plain function for a Typer application: ``app.command()(lemma)``.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,14 @@ Out = Annotated[Path, typer.Option(help="Folder for the picture; made if it is n
 FIGURES = Path("figures")
 
 
+def _norms(values: list[float] | None) -> list[float] | None:
+    """Refuse what no matrix has as its norm; Typer's min= would let 0 and NaN pass."""
+    for value in values or ():
+        if not 0 < value < math.inf:
+            raise typer.BadParameter(f"{value:g} is no norm: a finite number above 0.")
+    return values
+
+
 @contextmanager
 def _one_torch_thread() -> Iterator[None]:
     """Many small operations: a second thread costs more in waiting than it saves in work."""
@@ -50,7 +59,9 @@ def lemma(
     ] = None,
     lam: Annotated[
         list[float] | None,
-        typer.Option(help="Norm lambda of M. Repeat for more.", show_default="0.5, 1, 2"),
+        typer.Option(
+            callback=_norms, help="Norm lambda of M. Repeat for more.", show_default="0.5, 1, 2"
+        ),
     ] = None,
     pairs: Annotated[int, typer.Option(min=2, help="Pairs (v, u) per n and lambda.")] = 24,
     matrices: Annotated[int, typer.Option(min=2, help="Random matrices per pair.")] = 10_000,
