@@ -217,6 +217,12 @@ CASES: dict[str, Case] = {
     "raw matmul, batched": Case(raw(lambda m, x: x @ m.w, w=(3, 5, 4)), floats(BATCH, 3, 2, 5)),
     "raw mm": Case(raw(lambda m, x: torch.mm(x, m.w.t()), w=(4, 5)), floats(BATCH, 5)),
     "raw mv": Case(raw(lambda m, x: torch.mv(x, m.w), w=(5,)), floats(BATCH, 5)),
+    "raw mv, left": Case(
+        raw(lambda m, x: x * torch.mv(m.w, m.v), w=(5, 3), v=(3,)), floats(BATCH, 5)
+    ),
+    "raw mv, as many rows as samples": Case(
+        raw(lambda m, x: torch.tanh(m.w @ x.mean(0))[:5] * x, w=(BATCH, 5)), floats(BATCH, 5)
+    ),
     "raw addmm": Case(
         raw(lambda m, x: torch.addmm(m.b, x, m.w), b=(4,), w=(5, 4)), floats(BATCH, 5)
     ),
@@ -312,6 +318,9 @@ CASES: dict[str, Case] = {
     "residual in place": Case(Residual, floats(BATCH, 3, 5, 4)),
     "lora": Case(LoRA, floats(BATCH, 5)),
     "weight norm": Case(lambda: parametrizations.weight_norm(nn.Linear(5, 4)), floats(BATCH, 5)),
+    "spectral norm, eval": Case(
+        lambda: parametrizations.spectral_norm(nn.Linear(5, 4)).eval(), floats(BATCH, 5)
+    ),
     "parametrized": Case(lambda: _symmetric(nn.Linear(5, 5)), floats(BATCH, 5)),
     "transformer layer": Case(
         lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=False),

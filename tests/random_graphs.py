@@ -26,6 +26,7 @@ LINEAR_OPS: dict[str, Callable[[Tensor, Pick], Tensor]] = {
     "matmul of rows": lambda x, p: x * p("matrix")[1] + x @ p("matrix")[:, :1],
     "einsum": lambda x, p: torch.einsum("...c,cd->...d", x, p("matrix")),
     "product of weights": lambda x, p: x @ (p("matrix") @ p("matrix")),
+    "matrix on a vector": lambda x, p: x * (p("matrix") @ p("vector")),
     "scale": lambda x, p: x * p("vector"),
     "scale by a scalar": lambda x, p: p("scalar") * x,
     "scale, unsqueezed": lambda x, p: x * p("vector").unsqueeze(0),

@@ -280,9 +280,13 @@ class _Reader:
             foldable=self.rule.foldable,
         )
 
+    def _is_unbatched(self) -> bool:
+        """Whether a batch of products has one only, as einsum without batch axes makes it."""
+        return bool(self.node.name() == "BmmBackward0") and self.shape[0] == 1
+
     def _logical_shape(self, slots: list[Slot]) -> Shape:
         """Sigma's shape as the op's caller sees it, where a composite op reshapes its result."""
-        if self.node.name() == "BmmBackward0" and self.shape[0] == 1:  # einsum without batch axes
+        if self._is_unbatched():
             return self.shape[1:]
         if len(self.consumers) != 1:
             return self.shape
@@ -299,8 +303,8 @@ class _Reader:
         for position, (node, _) in enumerate(slot.chain):
             if node.name() == "ExpandBackward0":
                 return shapes[position + 1]
-        if len(shapes[0]) > len(logical):  # einsum's axis of size 1, see _logical_shape
-            return shapes[0][len(shapes[0]) - len(logical) :]
+        if self._is_unbatched():
+            return shapes[0][1:]
         if logical != self.shape:  # flattened for matmul's batch of products
             return next((shape for shape in shapes if len(shape) == len(logical)), shapes[0])
         return shapes[0]

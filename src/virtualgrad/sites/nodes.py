@@ -64,6 +64,12 @@ def vector(node: Any, slot: int, operand: Shape, sigma: Shape) -> set[int]:
     return {0} if len(operand) > 1 else set()
 
 
+def added_vector(node: Any, slot: int, operand: Shape, sigma: Shape) -> set[int]:
+    """The same with an addend, which broadcasts, in the first slot."""
+    rule = broadcast if slot == 0 else vector
+    return rule(node, slot, operand, sigma)
+
+
 def after_index(node: Any, slot: int, operand: Shape, sigma: Shape) -> set[int]:
     """All axes behind those of a single index tensor; all of them for any other index."""
     indices = node._saved_indices
@@ -110,7 +116,7 @@ LINEAR: dict[str, NodeRule] = {
     "BmmBackward0": NodeRule("bmm", {0: W, 1: W}, product(-2, -1)),
     "BaddbmmBackward0": NodeRule("baddbmm", {0: B, 1: W, 2: W}, product(None, -2, -1)),
     "MvBackward0": NodeRule("mv", {0: W, 1: W}, vector),
-    "AddmvBackward0": NodeRule("mv", {0: B, 1: W, 2: W}, vector),
+    "AddmvBackward0": NodeRule("mv", {0: B, 1: W, 2: W}, added_vector),
     "DotBackward0": NodeRule("dot", {0: W, 1: W}, vector),
     "LinearBackward0": NodeRule("linear", {1: W, 2: B}, last),
     "MkldnnLinearBackward0": NodeRule("linear", {1: W, 2: B}, last),

@@ -1,0 +1,115 @@
+"""The virtual gradient by its definition, where both encapsulations could be wrong together.
+
+Sigma is written out by hand, and which of its axes counts samples is stated, not found.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import Lambda, loss_of
+from torch import Tensor
+
+from virtualgrad import virtual_grad
+from virtualgrad.operators import RMS
+from virtualgrad.virtual import Attachment, Intercept, named_parameters
+
+BATCH, WIDTH = 8, 4
+RHO, EPS = 0.9, 1e-6
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A model in two halves, and what is to be found at the cut.
+
+    Attributes:
+        sigma: (model, input) -> the output of the one op that takes the parameters.
+        rest: (sigma, input) -> the output of the model.
+        sample_axis: the axis of sigma that counts samples; None where there is none.
+        shapes: of the parameters, by their names.
+    """
+
+    sigma: Callable[[Any, Tensor], Tensor]
+    rest: Callable[[Tensor, Tensor], Tensor]
+    sample_axis: int | None
+    shapes: dict[str, tuple[int, ...]]
+
+    def model(self) -> Lambda:
+        parameters = {name: torch.randn(shape) for name, shape in self.shapes.items()}
+        return Lambda(lambda model, x: self.rest(self.sigma(model, x), x), **parameters)
+
+    def by_definition(self, model: Lambda, x: Tensor) -> tuple[Tensor, ...]:
+        """D^T T(g), with g of a backward pass that ends at sigma."""
+        sigma = self.sigma(model, x)
+        cut = sigma.detach().requires_grad_()
+        (g,) = torch.autograd.grad(loss_of(self.rest(cut, x)), cut)
+        return torch.autograd.grad(sigma, list(model.parameters()), self.transformed(g))
+
+    def transformed(self, g: Tensor) -> Tensor:
+        """T(g) of Algorithm 1 in its first step."""
+        squares = g.square()
+        if self.sample_axis is not None:  # g is that of a mean over as many samples
+            squares = g.shape[self.sample_axis] * squares.sum(self.sample_axis, keepdim=True)
+        return g / ((1 - RHO) * squares + EPS).sqrt()
+
+
+def scaled(sigma: Tensor, x: Tensor) -> Tensor:
+    """The input, scaled by a value for the whole batch, or by one for each sample."""
+    return torch.tanh(sigma.flatten()[:WIDTH]) * x
+
+
+def itself(sigma: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(sigma) * x.sum(1).view(-1, *([1] * (sigma.dim() - 1)))
+
+
+FIXED = torch.linspace(-1.0, 1.0, 3, dtype=torch.float64)
+
+CLOSED: dict[str, Closed] = {
+    "matrix @ vector": Closed(lambda m, x: m.w @ FIXED, scaled, None, {"w": (4, 3)}),
+    "mv": Closed(lambda m, x: torch.mv(m.w, FIXED), scaled, None, {"w": (4, 3)}),
+    "mv, as many rows as samples": Closed(
+        lambda m, x: torch.mv(m.w, FIXED), scaled, None, {"w": (BATCH, 3)}
+    ),
+    "mv of a mean of samples": Closed(
+        lambda m, x: torch.mv(m.w, x.mean(0)), scaled, None, {"w": (4, WIDTH)}
+    ),
+    "mv of two parameters": Closed(
+        lambda m, x: torch.mv(m.w, m.v), scaled, None, {"w": (4, 3), "v": (3,)}
+    ),
+    "mv of samples": Closed(lambda m, x: torch.mv(x, m.w), itself, 0, {"w": (WIDTH,)}),
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> Any:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def by_ops(model: Lambda, x: Tensor) -> list[Tensor]:
+    model = copy.deepcopy(model)
+    with Attachment(model, Intercept(named_parameters(model), RMS(rho=RHO, eps=EPS))):
+        loss_of(model(x)).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def by_topology(model: Lambda, x: Tensor) -> tuple[Tensor | None, ...]:
+    loss, operator = loss_of(model(x)), RMS(rho=RHO, eps=EPS)
+    return virtual_grad(loss, list(model.named_parameters()), operator, batch_size=BATCH)
+
+
+@pytest.mark.parametrize("encapsulation", [by_ops, by_topology], ids=["ops", "topology"])
+@pytest.mark.parametrize("name", CLOSED)
+def test_virtual_gradient_by_its_definition(name: str, encapsulation: Any) -> None:
+    model, x = CLOSED[name].model(), torch.randn(BATCH, WIDTH)
+    expected = CLOSED[name].by_definition(model, x)
+    for gradient, by_hand in zip(encapsulation(model, x), expected, strict=True):
+        torch.testing.assert_close(gradient, by_hand, rtol=1e-10, atol=1e-13)
