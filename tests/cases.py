@@ -223,6 +223,17 @@ CASES: dict[str, Case] = {
     "raw mv, as many rows as samples": Case(
         raw(lambda m, x: torch.tanh(m.w @ x.mean(0))[:5] * x, w=(BATCH, 5)), floats(BATCH, 5)
     ),
+    "raw addmv": Case(
+        raw(
+            lambda m, x: torch.addmv(m.b, x, m.w).unsqueeze(1) * torch.addmv(m.c, m.u, m.v),
+            b=(1,),
+            w=(5,),
+            c=(4,),
+            u=(4, 3),
+            v=(3,),
+        ),
+        floats(BATCH, 5),
+    ),
     "raw addmm": Case(
         raw(lambda m, x: torch.addmm(m.b, x, m.w), b=(4,), w=(5, 4)), floats(BATCH, 5)
     ),

@@ -83,6 +83,15 @@ CLOSED: dict[str, Closed] = {
         lambda m, x: torch.mv(m.w, m.v), scaled, None, {"w": (4, 3), "v": (3,)}
     ),
     "mv of samples": Closed(lambda m, x: torch.mv(x, m.w), itself, 0, {"w": (WIDTH,)}),
+    "addmv": Closed(
+        lambda m, x: torch.addmv(m.b, m.w, FIXED), scaled, None, {"w": (4, 3), "b": (4,)}
+    ),
+    "addmv of samples": Closed(
+        lambda m, x: torch.addmv(m.b, x, m.w), itself, 0, {"w": (WIDTH,), "b": (1,)}
+    ),
+    "addmv of samples, a bias each": Closed(
+        lambda m, x: torch.addmv(m.b, x, FIXED[[0, 1, 2, 0]]), itself, None, {"b": (BATCH,)}
+    ),
 }
 
 
