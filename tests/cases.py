@@ -156,6 +156,10 @@ CASES: dict[str, Case] = {
     "linear on sequences": Case(lambda: nn.Linear(5, 4), floats(BATCH, 3, 5)),
     "linear without bias": Case(lambda: nn.Linear(5, 4, bias=False), floats(BATCH, 2, 3, 5)),
     "linear without batch": Case(lambda: nn.Linear(5, 4), floats(5), batch_size=1),
+    "linear by a vector": Case(raw(lambda m, x: F.linear(x, m.w), w=(5,)), floats(BATCH, 5)),
+    "linear by a vector, sequences": Case(
+        raw(lambda m, x: F.linear(x, m.w, m.b[0]), w=(5,), b=(1,)), floats(BATCH, 3, 5)
+    ),
     "linear, time first": Case(lambda: nn.Linear(5, 4), floats(3, BATCH, 5), batch_dim=1),
     "bilinear": Case(
         lambda: nn.Bilinear(3, 4, 2), lambda: (torch.randn(BATCH, 3), torch.randn(BATCH, 4))

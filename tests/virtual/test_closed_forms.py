@@ -92,6 +92,16 @@ CLOSED: dict[str, Closed] = {
     "addmv of samples, a bias each": Closed(
         lambda m, x: torch.addmv(m.b, x, FIXED[[0, 1, 2, 0]]), itself, None, {"b": (BATCH,)}
     ),
+    "linear by a vector": Closed(lambda m, x: F.linear(x, m.w), itself, 0, {"w": (WIDTH,)}),
+    "linear by a vector, bias": Closed(
+        lambda m, x: F.linear(x[:, None] * FIXED[:2, None], m.w, m.b[0]),
+        itself,
+        0,
+        {"w": (WIDTH,), "b": (1,)},
+    ),
+    "linear of rows by a vector": Closed(
+        lambda m, x: F.linear(m.w, FIXED), scaled, None, {"w": (BATCH, 3)}
+    ),
 }
 
 
@@ -122,3 +132,13 @@ def test_virtual_gradient_by_its_definition(name: str, encapsulation: Any) -> No
     expected = CLOSED[name].by_definition(model, x)
     for gradient, by_hand in zip(encapsulation(model, x), expected, strict=True):
         torch.testing.assert_close(gradient, by_hand, rtol=1e-10, atol=1e-13)
+
+
+def test_linear_by_a_vector_takes_batches_of_any_size() -> None:
+    model = Lambda(lambda model, x: F.linear(x, model.w), w=torch.randn(WIDTH))
+    operator = RMS(rho=RHO, eps=EPS)
+    with Attachment(model, Intercept(named_parameters(model), operator)):
+        for batch in (8, 5):
+            loss_of(model(torch.randn(batch, WIDTH))).backward()
+            operator.commit()
+    assert operator.state["(model):linear(w)"]["r"].shape == ()

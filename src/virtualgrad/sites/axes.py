@@ -34,7 +34,14 @@ def last(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int
 
 
 def rows_or_last(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
-    """Features; of a parameter that is the input, the axes before them."""
+    """Features; of a parameter that is the input, the axes before them.
+
+    A weight may be a vector: then sigma has no features, and a bias broadcasts.
+    """
+    if arguments["weight"].dim() == 1:
+        if name == "weight":
+            return set()
+        return broadcast(rank, name, operand[..., 0] if name == "input" else operand, arguments)
     own = broadcast(rank, name, operand, arguments)
     return own - {rank - 1} if name == "input" else {rank - 1}
 
