@@ -253,6 +253,22 @@ CASES: dict[str, Case] = {
         raw(lambda m, x: torch.baddbmm(m.b, x, m.w.expand(BATCH, 5, 4)), b=(3, 4), w=(5, 4)),
         floats(BATCH, 3, 5),
     ),
+    "linear of expanded queries": Case(
+        raw(lambda m, x: x @ F.linear(m.q.expand(BATCH, 3, 5), m.w).mT, q=(3, 5), w=(5, 5)),
+        floats(BATCH, 2, 5),
+    ),
+    "linear of expanded queries, time first": Case(
+        raw(
+            lambda m, x: x * F.linear(m.q.unsqueeze(1).expand(3, BATCH, 5), m.w),
+            q=(3, 5),
+            w=(5, 5),
+        ),
+        floats(3, BATCH, 5),
+        batch_dim=1,
+    ),
+    "matmul of an expanded row": Case(
+        raw(lambda m, x: x * (m.q.expand(BATCH, 5) @ m.w), q=(1, 5), w=(5, 5)), floats(BATCH, 5)
+    ),
     "einsum": Case(
         raw(lambda m, x: torch.einsum("btc,cd->btd", x, m.w), w=(5, 4)), floats(BATCH, 3, 5)
     ),

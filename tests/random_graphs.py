@@ -24,6 +24,8 @@ LINEAR_OPS: dict[str, Callable[[Tensor, Pick], Tensor]] = {
     "matmul of a view": lambda x, p: x @ p("matrix").view(2, 2, WIDTH).flatten(0, 1),
     "matmul of pieces": lambda x, p: torch.cat([x @ w.mT for w in p("matrix").chunk(2)], -1),
     "matmul of rows": lambda x, p: x * p("matrix")[1] + x @ p("matrix")[:, :1],
+    "matmul of expanded rows": lambda x, p: x * (p("vector").expand(x.shape) @ p("matrix")),
+    "linear of expanded rows": lambda x, p: x + F.linear(p("vector").expand(x.shape), p("matrix")),
     "einsum": lambda x, p: torch.einsum("...c,cd->...d", x, p("matrix")),
     "product of weights": lambda x, p: x @ (p("matrix") @ p("matrix")),
     "matrix on a vector": lambda x, p: x * (p("matrix") @ p("vector")),

@@ -102,6 +102,63 @@ CLOSED: dict[str, Closed] = {
     "linear of rows by a vector": Closed(
         lambda m, x: F.linear(m.w, FIXED), scaled, None, {"w": (BATCH, 3)}
     ),
+    "linear of expanded rows by a vector": Closed(
+        lambda m, x: F.linear(m.q[None].expand(BATCH, -1, -1), FIXED), itself, 0, {"q": (2, 3)}
+    ),
+    "linear of an expanded query": Closed(
+        lambda m, x: F.linear(m.q[None].expand(BATCH, -1, -1), m.w, m.b),
+        itself,
+        0,
+        {"q": (2, WIDTH), "w": (5, WIDTH), "b": (5,)},
+    ),
+    "linear without bias of an expanded query": Closed(
+        lambda m, x: F.linear(m.q[None].expand(BATCH, -1, -1), m.w),
+        itself,
+        0,
+        {"q": (2, WIDTH), "w": (5, WIDTH)},
+    ),
+    "linear of an expanded query, fixed weight": Closed(
+        lambda m, x: F.linear(m.q[None].expand(BATCH, -1, -1), FIXED.view(1, 3)),
+        itself,
+        0,
+        {"q": (2, 3)},
+    ),
+    "linear of an expanded row": Closed(
+        lambda m, x: F.linear(m.q.expand(BATCH, -1), m.w, m.b),
+        itself,
+        0,
+        {"q": (1, WIDTH), "w": (5, WIDTH), "b": (5,)},
+    ),
+    "matmul of an expanded query": Closed(
+        lambda m, x: m.q.expand(BATCH, -1, -1) @ m.w, itself, 0, {"q": (2, WIDTH), "w": (WIDTH, 5)}
+    ),
+    "matmul of an expanded row": Closed(
+        lambda m, x: m.q.expand(BATCH, -1) @ m.w, itself, 0, {"q": (WIDTH,), "w": (WIDTH, 5)}
+    ),
+    "matmul of a transposed query": Closed(
+        lambda m, x: m.q.expand(BATCH, -1, -1).mT @ m.w,
+        itself,
+        0,
+        {"q": (WIDTH, 2), "w": (WIDTH, 5)},
+    ),
+    "matmul by an expanded matrix": Closed(
+        lambda m, x: x[:, None] @ m.w.expand(BATCH, -1, -1), itself, 0, {"w": (WIDTH, 5)}
+    ),
+    "matmul of a row expanded to positions": Closed(
+        lambda m, x: m.q.expand(2, -1) @ m.w,
+        lambda sigma, x: x * sigma.sum(0),
+        None,
+        {"q": (1, 3), "w": (3, WIDTH)},
+    ),
+    "mv of an expanded row": Closed(
+        lambda m, x: torch.mv(m.q.expand(BATCH, -1), m.v), itself, 0, {"q": (1, 3), "v": (3,)}
+    ),
+    "linear of a copied query": Closed(
+        lambda m, x: F.linear(m.q.expand(BATCH, -1, -1).contiguous(), m.w, m.b),
+        itself,
+        0,
+        {"q": (2, WIDTH), "w": (5, WIDTH), "b": (5,)},
+    ),
 }
 
 
