@@ -161,6 +161,49 @@ CLOSED: dict[str, Closed] = {
     ),
 }
 
+"""What both encapsulations see."""
+
+ONE_OP: dict[str, Closed] = {
+    "einsum of three": Closed(
+        lambda m, x: torch.einsum("bi,ij,bj->b", x, m.w, x), itself, 0, {"w": (WIDTH, WIDTH)}
+    ),
+    "einsum of three, two weights": Closed(
+        lambda m, x: torch.einsum("ij,jk,bk->bi", m.w, m.v, x),
+        itself,
+        0,
+        {"w": (5, 3), "v": (3, WIDTH)},
+    ),
+    "einsum of an expanded query": Closed(
+        lambda m, x: torch.einsum("bqd,de->bqe", m.q.expand(BATCH, -1, -1), m.w),
+        itself,
+        0,
+        {"q": (2, WIDTH), "w": (WIDTH, 5)},
+    ),
+    "einsum of heads with an expanded query": Closed(
+        lambda m, x: torch.einsum("bhqd,hde->bhqe", m.q.expand(BATCH, -1, -1, -1), m.w),
+        itself,
+        0,
+        {"q": (2, 3, WIDTH), "w": (2, WIDTH, 5)},
+    ),
+}
+"""What the ops see as one, and the recorded graph holds as several."""
+
+IN_PAIRS: dict[str, Closed] = {
+    "einsum of three": Closed(
+        lambda m, x: x @ m.w,
+        lambda sigma, x: torch.tanh((sigma * x).sum(1)) * x.sum(1),
+        0,
+        {"w": (WIDTH, WIDTH)},
+    ),
+    "einsum of three, two weights": Closed(
+        lambda m, x: m.w @ m.v,
+        lambda sigma, x: torch.tanh(x @ sigma.t()) * x.sum(1, keepdim=True),
+        None,
+        {"w": (5, 3), "v": (3, WIDTH)},
+    ),
+}
+"""How the recorded graph holds them, the first two operands first."""
+
 
 @pytest.fixture(autouse=True)
 def double_precision() -> Any:
@@ -199,3 +242,22 @@ def test_linear_by_a_vector_takes_batches_of_any_size() -> None:
             loss_of(model(torch.randn(batch, WIDTH))).backward()
             operator.commit()
     assert operator.state["(model):linear(w)"]["r"].shape == ()
+
+
+@pytest.mark.parametrize("name", ONE_OP)
+def test_an_einsum_is_one_op_to_the_optimizer(name: str) -> None:
+    model, x = ONE_OP[name].model(), torch.randn(BATCH, WIDTH)
+    expected = ONE_OP[name].by_definition(model, x)
+    for gradient, by_hand in zip(by_ops(model, x), expected, strict=True):
+        torch.testing.assert_close(gradient, by_hand, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", IN_PAIRS)
+def test_an_einsum_is_products_of_pairs_to_the_recorded_graph(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.opt_einsum, "enabled", False)  # which may order the pairs
+    model, x = ONE_OP[name].model(), torch.randn(BATCH, WIDTH)
+    expected = IN_PAIRS[name].by_definition(model, x)
+    for gradient, by_hand in zip(by_topology(model, x), expected, strict=True):
+        torch.testing.assert_close(gradient, by_hand, rtol=1e-10, atol=1e-13)
