@@ -156,6 +156,10 @@ CASES: dict[str, Case] = {
     "linear on sequences": Case(lambda: nn.Linear(5, 4), floats(BATCH, 3, 5)),
     "linear without bias": Case(lambda: nn.Linear(5, 4, bias=False), floats(BATCH, 2, 3, 5)),
     "linear without batch": Case(lambda: nn.Linear(5, 4), floats(5), batch_size=1),
+    "linear by a vector": Case(raw(lambda m, x: F.linear(x, m.w), w=(5,)), floats(BATCH, 5)),
+    "linear by a vector, sequences": Case(
+        raw(lambda m, x: F.linear(x, m.w, m.b[0]), w=(5,), b=(1,)), floats(BATCH, 3, 5)
+    ),
     "linear, time first": Case(lambda: nn.Linear(5, 4), floats(3, BATCH, 5), batch_dim=1),
     "bilinear": Case(
         lambda: nn.Bilinear(3, 4, 2), lambda: (torch.randn(BATCH, 3), torch.randn(BATCH, 4))
@@ -217,6 +221,23 @@ CASES: dict[str, Case] = {
     "raw matmul, batched": Case(raw(lambda m, x: x @ m.w, w=(3, 5, 4)), floats(BATCH, 3, 2, 5)),
     "raw mm": Case(raw(lambda m, x: torch.mm(x, m.w.t()), w=(4, 5)), floats(BATCH, 5)),
     "raw mv": Case(raw(lambda m, x: torch.mv(x, m.w), w=(5,)), floats(BATCH, 5)),
+    "raw mv, left": Case(
+        raw(lambda m, x: x * torch.mv(m.w, m.v), w=(5, 3), v=(3,)), floats(BATCH, 5)
+    ),
+    "raw mv, as many rows as samples": Case(
+        raw(lambda m, x: torch.tanh(m.w @ x.mean(0))[:5] * x, w=(BATCH, 5)), floats(BATCH, 5)
+    ),
+    "raw addmv": Case(
+        raw(
+            lambda m, x: torch.addmv(m.b, x, m.w).unsqueeze(1) * torch.addmv(m.c, m.u, m.v),
+            b=(1,),
+            w=(5,),
+            c=(4,),
+            u=(4, 3),
+            v=(3,),
+        ),
+        floats(BATCH, 5),
+    ),
     "raw addmm": Case(
         raw(lambda m, x: torch.addmm(m.b, x, m.w), b=(4,), w=(5, 4)), floats(BATCH, 5)
     ),
@@ -231,6 +252,22 @@ CASES: dict[str, Case] = {
     "raw baddbmm": Case(
         raw(lambda m, x: torch.baddbmm(m.b, x, m.w.expand(BATCH, 5, 4)), b=(3, 4), w=(5, 4)),
         floats(BATCH, 3, 5),
+    ),
+    "linear of expanded queries": Case(
+        raw(lambda m, x: x @ F.linear(m.q.expand(BATCH, 3, 5), m.w).mT, q=(3, 5), w=(5, 5)),
+        floats(BATCH, 2, 5),
+    ),
+    "linear of expanded queries, time first": Case(
+        raw(
+            lambda m, x: x * F.linear(m.q.unsqueeze(1).expand(3, BATCH, 5), m.w),
+            q=(3, 5),
+            w=(5, 5),
+        ),
+        floats(3, BATCH, 5),
+        batch_dim=1,
+    ),
+    "matmul of an expanded row": Case(
+        raw(lambda m, x: x * (m.q.expand(BATCH, 5) @ m.w), q=(1, 5), w=(5, 5)), floats(BATCH, 5)
     ),
     "einsum": Case(
         raw(lambda m, x: torch.einsum("btc,cd->btd", x, m.w), w=(5, 4)), floats(BATCH, 3, 5)
@@ -312,6 +349,9 @@ CASES: dict[str, Case] = {
     "residual in place": Case(Residual, floats(BATCH, 3, 5, 4)),
     "lora": Case(LoRA, floats(BATCH, 5)),
     "weight norm": Case(lambda: parametrizations.weight_norm(nn.Linear(5, 4)), floats(BATCH, 5)),
+    "spectral norm, eval": Case(
+        lambda: parametrizations.spectral_norm(nn.Linear(5, 4)).eval(), floats(BATCH, 5)
+    ),
     "parametrized": Case(lambda: _symmetric(nn.Linear(5, 5)), floats(BATCH, 5)),
     "transformer layer": Case(
         lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=False),

@@ -34,7 +34,14 @@ def last(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int
 
 
 def rows_or_last(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
-    """Features; of a parameter that is the input, the axes before them."""
+    """Features; of a parameter that is the input, the axes before them.
+
+    A weight may be a vector: then sigma has no features, and a bias broadcasts.
+    """
+    if arguments["weight"].dim() == 1:
+        if name == "weight":
+            return set()
+        return broadcast(rank, name, operand[..., 0] if name == "input" else operand, arguments)
     own = broadcast(rank, name, operand, arguments)
     return own - {rank - 1} if name == "input" else {rank - 1}
 
@@ -62,11 +69,14 @@ def matmul(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[i
     if operand.dim() == 1:
         return set()
     if name == names[1]:
-        own, batch_rank = rank - 1, rank - (2 if left.dim() > 1 else 1)
+        own, along, batch_rank = rank - 1, -1, rank - (2 if left.dim() > 1 else 1)
     else:
-        own, batch_rank = rank - (2 if right.dim() > 1 else 1), rank - (2 if right.dim() > 1 else 1)
-    batch = operand.flatten(-2)[..., 0] if operand.dim() > 2 else None
-    return {own} if batch is None else {own} | broadcast(batch_rank, name, batch, arguments)
+        own = batch_rank = rank - (2 if right.dim() > 1 else 1)
+        along = -2
+    is_expanded = operand.shape[along] > 1 and operand.stride(along) == 0
+    axes = set() if is_expanded else {own}
+    batch = operand[..., 0, 0] if operand.dim() > 2 else None  # a copy would have other strides
+    return axes if batch is None else axes | broadcast(batch_rank, name, batch, arguments)
 
 
 def _matmul_names(arguments: Arguments) -> tuple[str, str]:

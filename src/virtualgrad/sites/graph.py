@@ -6,7 +6,7 @@ through transparent nodes, makes a sigma; :mod:`.nodes` says whether it is linea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,9 +15,19 @@ from torch import Tensor
 
 from virtualgrad.sites.nodes import LINEAR, TRANSPARENT, Shape
 from virtualgrad.sites.site import Layout, Site, read_layout
+from virtualgrad.sites.views import Node, offset, shape_of, unexpanded
 
-Node = Any
-"""An autograd node; torch has no public type with all that we read off it."""
+__all__ = [
+    "GraphSite",
+    "Node",
+    "Slot",
+    "consumers_of",
+    "find_graph_sites",
+    "follow",
+    "op_name",
+    "shape_of",
+    "walk",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,80 +145,6 @@ def _slots(node: Node, names: Mapping[int, str]) -> Iterable[Slot]:
         yield Slot(index, chain, name, rule.role(index) if linear and rule else None)
 
 
-def _offset(slot: Slot) -> str:
-    """``"@n"`` for a slice of a parameter that begins n numbers into it: slices are told apart.
-
-    An expert of a stack keeps its r while others get no rows. Read as far as the views between the
-    parameter and the op are known.
-    """
-    *views, (leaf, _) = slot.chain
-    parameter: Tensor = leaf.variable
-    if prod(shape_of(*slot.chain[0])) >= parameter.numel():
-        return ""
-    part = parameter.detach()
-    for node, output in reversed(views):
-        view = VIEWS.get(node.name())
-        if view is None:
-            break
-        part = view(part, node, output)
-    return f"@{part.storage_offset() - parameter.storage_offset()}"
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number  # saved as an unsigned number
-
-
-def _select(part: Tensor, node: Node, output: int) -> Tensor:
-    return part.select(_signed(node._saved_dim), _signed(node._saved_index))
-
-
-def _slice(part: Tensor, node: Node, output: int) -> Tensor:
-    start, end = _signed(node._saved_start), _signed(node._saved_end)
-    before = (slice(None),) * (_signed(node._saved_dim) % part.dim())
-    return part[(*before, slice(start, end, node._saved_step))]
-
-
-def _unbind(part: Tensor, node: Node, output: int) -> Tensor:
-    return part.select(_signed(node._saved_dim), output)
-
-
-def _split(part: Tensor, node: Node, output: int) -> Tensor:
-    sizes = getattr(node, "_saved_split_size", None)
-    sizes = node._saved_split_sizes if sizes is None else sizes
-    parts: tuple[Tensor, ...] = part.split(sizes, _signed(node._saved_dim))
-    return parts[output]
-
-
-def _transpose(part: Tensor, node: Node, output: int) -> Tensor:
-    return part.transpose(_signed(node._saved_dim0), _signed(node._saved_dim1))
-
-
-def _permute(part: Tensor, node: Node, output: int) -> Tensor:
-    return part.permute([_signed(dim) for dim in node._saved_dims])
-
-
-def _reshape(part: Tensor, node: Node, output: int) -> Tensor:
-    return part.reshape(shape_of(node, output))
-
-
-VIEWS: dict[str, Callable[[Tensor, Node, int], Tensor]] = {
-    "SelectBackward0": _select,
-    "SliceBackward0": _slice,
-    "UnbindBackward0": _unbind,
-    "SplitBackward0": _split,
-    "SplitWithSizesBackward0": _split,
-    "TBackward0": lambda part, node, output: part.t(),
-    "TransposeBackward0": _transpose,
-    "PermuteBackward0": _permute,
-    "ViewBackward0": _reshape,
-    "UnsqueezeBackward0": _reshape,
-    "SqueezeBackward0": _reshape,
-    "SqueezeBackward1": _reshape,
-    "SqueezeBackward2": _reshape,
-}
-"""Node -> the view that it made: (what it was made of, node, which output) -> it."""
-
-
 def _repeats_for_norm(node: Node, consumers: list[Node]) -> bool:
     """Whether a node repeats a weight for instance norm, which is then transparent."""
     rules = [LINEAR.get(consumer.name()) for consumer in consumers]
@@ -252,7 +188,7 @@ class _Reader:
     def _site(self, slots: list[Slot], *, linear: bool) -> Site:
         parameters = tuple(slot.parameter for slot in slots)
         op = self.rule.op if self.rule is not None else op_name(self.node)
-        key = f"{op}({', '.join(slot.parameter + _offset(slot) for slot in slots)})"
+        key = f"{op}({', '.join(slot.parameter + offset(slot.chain) for slot in slots)})"
         number = self.counts.get(key, 0)
         self.counts[key] = number + 1
         return Site(
@@ -277,13 +213,20 @@ class _Reader:
             frozenset(axes),
             batch_size=self.batch_size,
             batch_dim=self.batch_dim,
-            foldable=self.rule.foldable,
+            foldable=self.rule.foldable and not self._is_alone(),
         )
+
+    def _is_unbatched(self) -> bool:
+        """Whether a batch of products has one only, as einsum without batch axes makes it."""
+        return bool(self.node.name() == "BmmBackward0") and self.shape[0] == 1
 
     def _logical_shape(self, slots: list[Slot]) -> Shape:
         """Sigma's shape as the op's caller sees it, where a composite op reshapes its result."""
-        if self.node.name() == "BmmBackward0" and self.shape[0] == 1:  # einsum without batch axes
+        if self._is_unbatched():
             return self.shape[1:]
+        rows = self._rows_as_given(slots)
+        if rows != self.shape[:1]:
+            return (*rows, *self.shape[1:])
         if len(self.consumers) != 1:
             return self.shape
         consumer = self.consumers[0]
@@ -293,23 +236,41 @@ class _Reader:
             return shape_of(consumer, 0)
         return self.shape
 
+    def _rows_as_given(self, slots: list[Slot]) -> Shape:
+        """The axes that matmul made rows of, where the left factor is an expanded parameter.
+
+        (Rows of data are folded as :func:`read_layout` finds them.)
+        """
+        for slot in slots:
+            names = [node.name() for node, _ in slot.chain]
+            if self._is_left(slot) and "ExpandBackward0" in names[1:]:
+                rows, given = (shape_of(*link) for link in slot.chain[:2])
+                if len(rows) == 2 and given[-1:] == rows[-1:] and prod(given) == prod(rows):
+                    return given[:-1]
+        return self.shape[:1]
+
+    def _is_left(self, slot: Slot) -> bool:
+        return self.rule is not None and self.rule.left == slot.index
+
     def _operand_shape(self, slot: Slot, logical: Shape) -> Shape:
-        """Shape of the parameter as the op uses it: before it was expanded or flattened."""
-        shapes = [shape_of(node, output) for node, output in slot.chain]
-        for position, (node, _) in enumerate(slot.chain):
-            if node.name() == "ExpandBackward0":
-                return shapes[position + 1]
-        if len(shapes[0]) > len(logical):  # einsum's axis of size 1, see _logical_shape
-            return shapes[0][len(shapes[0]) - len(logical) :]
-        if logical != self.shape:  # flattened for matmul's batch of products
-            return next((shape for shape in shapes if len(shape) == len(logical)), shapes[0])
-        return shapes[0]
+        """Shape of the parameter as the op's caller sees it, with size 1 where it was expanded."""
+        shape = shape_of(*slot.chain[0])
+        if self._is_unbatched():
+            shape = shape[1:]
+        elif logical != self.shape and self._is_flattened(slot, shape):
+            split = len(logical) - len(self.shape) + 1
+            shape = (*logical[:split], *shape[1:])
+        return unexpanded(slot.chain, shape)
 
+    def _is_flattened(self, slot: Slot, shape: Shape) -> bool:
+        """Whether matmul has flattened what is in a slot, as it did sigma: rows, or a batch."""
+        is_factor = self._is_left(slot) or self.node.name() == "BmmBackward0"
+        return is_factor and shape[:1] == self.shape[:1]
 
-def shape_of(node: Node, output: int) -> Shape:
-    """Shape of one output of a node."""
-    metadata = node._input_metadata  # what comes into its backward: gradients of its outputs
-    return tuple(metadata[output].shape) if output < len(metadata) else ()
+    def _is_alone(self) -> bool:
+        """Whether sigma is made of parameters only: no samples but those they were expanded to."""
+        is_conditional = self.rule is not None and self.rule.op in {"where", "masked_fill"}
+        return len(self.slots) == len(self.node.next_functions) and not is_conditional
 
 
 def op_name(node: Node) -> str:

@@ -54,14 +54,22 @@ def product(*axes_by_slot: int | None) -> AxesOf:
             return broadcast(node, slot, operand, sigma)
         factor_rank = 2
         batch = broadcast(node, slot, operand[:-factor_rank], sigma[:-factor_rank])
-        return {own % len(sigma)} | batch
+        is_expanded = operand[own] == 1 < sigma[own]
+        return batch if is_expanded else {own % len(sigma)} | batch
 
     return axes
 
 
 def vector(node: Any, slot: int, operand: Shape, sigma: Shape) -> set[int]:
     """Matrix times vector: rows come from the matrix, nothing from the vector."""
-    return {0} if len(operand) > 1 else set()
+    first = len(sigma) - len(operand[:-1])
+    return {first + i for i, size in enumerate(operand[:-1]) if size == sigma[first + i]}
+
+
+def added_vector(node: Any, slot: int, operand: Shape, sigma: Shape) -> set[int]:
+    """The same with an addend, which broadcasts, in the first slot."""
+    rule = broadcast if slot == 0 else vector
+    return rule(node, slot, operand, sigma)
 
 
 def after_index(node: Any, slot: int, operand: Shape, sigma: Shape) -> set[int]:
@@ -91,12 +99,14 @@ class NodeRule:
             every slot, as a weight.
         axes: which axes of sigma come from the input in a slot.
         foldable: see :func:`.site.read_layout`.
+        left: the slot of a left factor, whose rows are those of sigma.
     """
 
     op: str
     roles: Mapping[int, str] | None
     axes: AxesOf
     foldable: bool = True
+    left: int | None = None
 
     def role(self, slot: int) -> str | None:
         """What the input in this slot is to the op; None where the op is not linear in it."""
@@ -105,12 +115,12 @@ class NodeRule:
 
 W, B = "weight", "bias"
 LINEAR: dict[str, NodeRule] = {
-    "AddmmBackward0": NodeRule("addmm", {0: B, 1: W, 2: W}, product(None, -2, -1)),
-    "MmBackward0": NodeRule("mm", {0: W, 1: W}, product(-2, -1)),
-    "BmmBackward0": NodeRule("bmm", {0: W, 1: W}, product(-2, -1)),
-    "BaddbmmBackward0": NodeRule("baddbmm", {0: B, 1: W, 2: W}, product(None, -2, -1)),
-    "MvBackward0": NodeRule("mv", {0: W, 1: W}, vector),
-    "AddmvBackward0": NodeRule("mv", {0: B, 1: W, 2: W}, vector),
+    "AddmmBackward0": NodeRule("addmm", {0: B, 1: W, 2: W}, product(None, -2, -1), left=1),
+    "MmBackward0": NodeRule("mm", {0: W, 1: W}, product(-2, -1), left=0),
+    "BmmBackward0": NodeRule("bmm", {0: W, 1: W}, product(-2, -1), left=0),
+    "BaddbmmBackward0": NodeRule("baddbmm", {0: B, 1: W, 2: W}, product(None, -2, -1), left=1),
+    "MvBackward0": NodeRule("mv", {0: W, 1: W}, vector, left=0),
+    "AddmvBackward0": NodeRule("mv", {0: B, 1: W, 2: W}, added_vector, left=1),
     "DotBackward0": NodeRule("dot", {0: W, 1: W}, vector),
     "LinearBackward0": NodeRule("linear", {1: W, 2: B}, last),
     "MkldnnLinearBackward0": NodeRule("linear", {1: W, 2: B}, last),

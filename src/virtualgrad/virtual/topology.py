@@ -23,9 +23,6 @@ from virtualgrad.errors import LossError, ModelError, NonFiniteError
 from virtualgrad.operators import Operator, apply_operator, as_stateful
 from virtualgrad.sites import Where, every_linear_site
 from virtualgrad.sites.graph import GraphSite, Slot, find_graph_sites, walk
-from virtualgrad.virtual.convolutions import Convolution
-from virtualgrad.virtual.ops import Join
-from virtualgrad.virtual.products import Linear, Matmul
 
 Parameters = Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
 
@@ -65,7 +62,7 @@ def virtual_grad(
     unique = dict(named)
     sites = find_graph_sites([loss.grad_fn], unique, batch_size=batch_size, batch_dim=batch_dim)
     transaction = as_stateful(operator)
-    _refuse_extended_ops(loss)
+    _refuse_hidden_ops(loss, sites)
     try:
         arrived = _gradients_at(loss, sites)
         virtual = _pull_back_all(sites, arrived, operator, where or every_linear_site, unique)
@@ -114,15 +111,29 @@ def require_loss(loss: Any) -> None:
         )
 
 
-def _refuse_extended_ops(loss: Tensor) -> None:
-    """Raise if the graph was recorded with an optimizer attached: its ops have another T."""
-    extended = (Join, Linear, Matmul, Convolution)
-    if any(getattr(type(node), "_forward_cls", None) in extended for node in walk([loss.grad_fn])):
+def _refuse_hidden_ops(loss: Tensor, sites: list[GraphSite]) -> None:
+    """Raise if an optimizer is attached, whose ops have another T, or if ops cannot be seen."""
+    functions = [_function_of(node) for node in walk([loss.grad_fn])]
+    if any(function.startswith("virtualgrad.") for function in functions):
         raise ModelError.of(
             given="a loss of a model with an optimizer attached, whose ops have a T already",
             allowed="a graph of plain ops",
             todo="call optimizer.detach() first, or use a copy.deepcopy of the model",
         )
+    # With an optimizer attached, a compiler has its T in there, too.
+    compiled = [_function_of(site.node).startswith("torch._functorch._aot") for site in sites]
+    if any(compiled) or any(function.endswith(".ApplyTemplate") for function in functions):
+        raise ModelError.of(
+            given="a loss of a compiled model: a compiler has made one node of its ops",
+            allowed="a graph of plain ops",
+            todo="compute the loss by the model that is not compiled",
+        )
+
+
+def _function_of(node: Any) -> str:
+    """Full name of the torch.autograd.Function that made a node; empty for one of torch's own."""
+    function = getattr(type(node), "_forward_cls", None)
+    return "" if function is None else f"{function.__module__}.{function.__qualname__}"
 
 
 def _require_finite(places: list[str]) -> None:
