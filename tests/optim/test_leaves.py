@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from twin import LR, SCALE, Twin, assert_trained_alike
 
 from virtualgrad import SVGD, Site, every_linear_site, virtual_grad, weights_only
+from virtualgrad.errors import ShapeChangedError
 from virtualgrad.virtual import leaves
 
 BATCH, STEPS, CHANGED_AT = 6, 6, 3
@@ -343,3 +344,23 @@ def test_a_convolution_that_pads_otherwise_from_now_on() -> None:
             torch.testing.assert_close(found, model(x))
         found.square().mean().backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(4, 3), (BATCH, 4)), (nn.Conv1d(4, 3, 1), (BATCH, 4, 5))],
+    ids=["linear", "convolution"],
+)
+def test_rows_that_were_pruned_through_data(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """The same tensor, with fewer rows than r has: said as for any other change of shape."""
+    optimizer = SVGD(nn.Sequential(layer), LR)
+    x = torch.randn(shape)
+    for _ in range(3):
+        optimizer.zero_grad()
+        optimizer.model(x).square().mean().backward()
+        optimizer.step()
+    for parameter in layer.parameters():
+        parameter.data = parameter.data[:1]
+    optimizer.zero_grad()
+    with pytest.raises(ShapeChangedError, match="0:"):
+        optimizer.model(x).square().mean().backward()

@@ -67,16 +67,18 @@ class Memories:
         if not all(isinstance(t, nn.Parameter) or _is_lasting(call, t) for t in tensors):
             return
         key, number = split_key(call.key)
-        layer = Layer.of(key, call.args, call.kwargs, fused.again())
         position, name = call.rule.weight
         weight = call.args[position] if len(call.args) > position else call.kwargs.get(name)
+        if not isinstance(weight, Tensor):
+            return
+        layer = Layer.of(key, call.args, call.kwargs, fused.again(), weight)
         known = self.layers.get((call.function, path, id(weight)))
         if isinstance(known, Layer) and known.is_same(call.args, call.kwargs):
             layer = known
         elif not parts:  # left out by where: its op runs as it is from now on
             return
         x = call.args[0]
-        situation = (number, x.shape, x.dtype, current.batch_size, batch_dim)
+        situation = (number, weight.shape, x.shape, x.dtype, current.batch_size, batch_dim)
         layer.parts[situation] = parts
         self._add(call.function, path, weight, layer)
 
