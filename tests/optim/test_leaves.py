@@ -16,7 +16,7 @@ from twin import LR, SCALE, Twin, assert_trained_alike
 
 from virtualgrad import SVGD, Site, every_linear_site, virtual_grad, weights_only
 from virtualgrad.errors import ShapeChangedError
-from virtualgrad.virtual import leaves
+from virtualgrad.virtual import leaves, memories
 
 BATCH, STEPS, CHANGED_AT = 6, 6, 3
 
@@ -364,3 +364,21 @@ def test_rows_that_were_pruned_through_data(layer: nn.Module, shape: tuple[int, 
     optimizer.zero_grad()
     with pytest.raises(ShapeChangedError, match="0:"):
         optimizer.model(x).square().mean().backward()
+
+
+def test_inputs_of_ever_new_sizes_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memories, "SITUATIONS_REMEMBERED", 10)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    twin = Twin(model, share_positions=True)
+    optimizer = SVGD(model, LR, scale=SCALE, share_positions=True)
+    layers = optimizer._attachment.intercept._memories.layers
+    for length in (*range(1, 30), *range(1, 4), *range(1, 4)):
+        x = torch.randn(BATCH, length, 4).double()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        twin.backward(twin.model(x).square().mean(), BATCH)
+        twin.optimizer.step()
+        assert 0 < sum(len(layer.parts) for layer in layers.values()) <= 10
+    assert_trained_alike(model, twin.model)
