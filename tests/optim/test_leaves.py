@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from twin import LR, SCALE, Twin, assert_trained_alike
 
 from virtualgrad import SVGD, Site, every_linear_site, virtual_grad, weights_only
-from virtualgrad.virtual import leaves
+from virtualgrad.errors import ShapeChangedError
+from virtualgrad.virtual import leaves, memories
 
 BATCH, STEPS, CHANGED_AT = 6, 6, 3
 
@@ -48,25 +50,43 @@ class OwnLinear(nn.Linear):
 
 
 def train_beside_twin(
-    model: nn.Module, change: Change = lambda model: None, where: Any = every_linear_site
+    model: nn.Module,
+    change: Change = lambda model: None,
+    where: Any = every_linear_site,
+    *,
+    at: int = CHANGED_AT,
 ) -> SVGD:
-    """As the reference trains, which walks the graph; both change when all layers are known."""
+    """As the reference trains, which walks the graph.
+
+    Both change when all layers are known; with ``at`` 0 before there is an optimizer.
+    """
     twin, start = Twin(model), {n: p.clone() for n, p in model.state_dict().items()}
+    if at == 0:
+        change(model)
+        change(twin.model)
+        twin.optimizer = torch.optim.SGD(twin.model.parameters(), LR)
     optimizer = SVGD(model, LR, scale=SCALE, where=where)
     generator = torch.Generator().manual_seed(1)
     for step in range(STEPS):
-        if step == CHANGED_AT:
+        if step == at > 0:
             change(model)
             change(twin.model)
         x = torch.randn(BATCH, 3, 5, generator=generator).double()
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        output = model(x)
+        output.square().mean().backward()
         optimizer.step()
         twin.optimizer.zero_grad()
         named = [(n, p) for n, p in twin.model.named_parameters() if p.requires_grad]
-        loss = twin.model(x).square().mean()
+        expected = twin.model(x)
+        torch.testing.assert_close(output, expected)
         found = virtual_grad(
-            loss, named, twin.rms, where=where, batch_size=BATCH, allow_unused=True
+            expected.square().mean(),
+            named,
+            twin.rms,
+            where=where,
+            batch_size=BATCH,
+            allow_unused=True,
         )
         for (_, parameter), gradient in zip(named, found, strict=True):
             parameter.grad = gradient
@@ -152,6 +172,124 @@ def test_an_op_that_others_have_put_in_place(monkeypatch: pytest.MonkeyPatch) ->
     train_beside_twin(Network(), patch)
 
 
+def doubling_linear(layer: Any, x: Tensor) -> Tensor:
+    return F.linear(2 * x, layer.weight, layer.bias)
+
+
+def doubling_convolution(layer: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.conv1d(2 * x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+def doubling_norm(layer: Any, x: Tensor) -> Tensor:
+    return 2 * F.layer_norm(x, layer.normalized_shape, layer.weight, layer.bias)
+
+
+METHODS = {
+    "linear": (nn.Linear, "forward", doubling_linear),
+    "convolution": (nn.Conv1d, "_conv_forward", doubling_convolution),
+    "norm": (nn.LayerNorm, "forward", doubling_norm),
+}
+MOMENTS = pytest.mark.parametrize("at", [0, CHANGED_AT], ids=["before", "after"])
+CHOICES: dict[str, Callable[[Site], bool]] = {
+    "all": every_linear_site,
+    "weights": weights_only,
+    "nothing": lambda site: False,
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("layer", METHODS)
+@MOMENTS
+def test_a_method_that_others_have_put_in_place(
+    at: int, layer: str, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def patch(model: Any) -> None:
+        monkeypatch.setattr(*METHODS[layer])
+
+    train_beside_twin(Network(), patch, CHOICES[choice], at=at)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@MOMENTS
+def test_a_method_that_others_have_put_on_one_layer(at: int, choice: str) -> None:
+    def patch(model: Any) -> None:
+        model.conv._conv_forward = functools.partial(doubling_convolution, model.conv)
+
+    train_beside_twin(Network(), patch, CHOICES[choice], at=at)
+
+
+def test_a_method_that_was_not_torchs_own_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may be imported, and patch, before this library is."""
+    assert nn.Linear in leaves.known_leaves()
+    monkeypatch.setattr(nn.Linear, "forward", functools.wraps(nn.Linear.forward)(doubling_linear))
+    monkeypatch.setattr(nn.Conv1d, "_conv_forward", doubling_convolution)
+    assert not {nn.Linear, nn.Conv1d} & leaves.known_leaves().keys()
+
+
+def without_bias() -> Network:
+    model = Network()
+    model.linear = nn.Linear(4, 4, bias=False).double()
+    return model
+
+
+def with_buffer(model: Any) -> None:
+    del model.linear.bias
+    model.linear.register_buffer("bias", torch.ones(4).double())
+
+
+def with_attribute(model: Any) -> None:
+    del model.linear.bias
+    model.linear.bias = torch.ones(4).double()
+
+
+def with_norm(model: Any) -> None:
+    nn.utils.weight_norm(model.linear, "bias", dim=None)
+
+
+def with_parametrization(model: Any) -> None:
+    parametrize.register_parametrization(model.linear, "bias", Doubled())
+
+
+BIASES: dict[str, tuple[Callable[[], nn.Module], Change]] = {
+    "buffer": (without_bias, with_buffer),
+    "attribute": (without_bias, with_attribute),
+    "weight norm": (Network, with_norm),
+    "parametrization": (Network, with_parametrization),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("bias", BIASES)
+@MOMENTS
+def test_a_bias_that_is_no_parameter_of_its_layer(
+    at: int, bias: str, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where every layer is watched. (The reference names a site by what requires grad.)"""
+    make, change = BIASES[bias]
+    models = [make(), make()]
+    if at == 0:
+        for model in models:
+            change(model)
+    known = SVGD(models[0], LR, scale=SCALE, where=CHOICES[choice])
+    monkeypatch.setattr(leaves, "LEAVES", {})
+    watched = SVGD(models[1], LR, scale=SCALE, where=CHOICES[choice])
+    for step in range(STEPS):
+        for model, optimizer in zip(models, (known, watched), strict=True):
+            if step == at > 0:
+                change(model)
+            x = torch.randn(BATCH, 3, 5, generator=torch.Generator().manual_seed(step)).double()
+            optimizer.zero_grad()
+            output = model(x)
+            with torch.no_grad():
+                torch.testing.assert_close(output, model(x))
+            output.square().mean().backward()
+            without = [name for name, p in model.named_parameters() if p.grad is None]
+            assert without == ["gain"]
+            optimizer.step()
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=0, atol=0)
+
+
 def test_another_mode_sees_the_ops() -> None:
     seen = []
 
@@ -206,3 +344,41 @@ def test_a_convolution_that_pads_otherwise_from_now_on() -> None:
             torch.testing.assert_close(found, model(x))
         found.square().mean().backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(4, 3), (BATCH, 4)), (nn.Conv1d(4, 3, 1), (BATCH, 4, 5))],
+    ids=["linear", "convolution"],
+)
+def test_rows_that_were_pruned_through_data(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """The same tensor, with fewer rows than r has: said as for any other change of shape."""
+    optimizer = SVGD(nn.Sequential(layer), LR)
+    x = torch.randn(shape)
+    for _ in range(3):
+        optimizer.zero_grad()
+        optimizer.model(x).square().mean().backward()
+        optimizer.step()
+    for parameter in layer.parameters():
+        parameter.data = parameter.data[:1]
+    optimizer.zero_grad()
+    with pytest.raises(ShapeChangedError, match="0:"):
+        optimizer.model(x).square().mean().backward()
+
+
+def test_inputs_of_ever_new_sizes_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memories, "SITUATIONS_REMEMBERED", 10)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    twin = Twin(model, share_positions=True)
+    optimizer = SVGD(model, LR, scale=SCALE, share_positions=True)
+    layers = optimizer._attachment.intercept._memories.layers
+    for length in (*range(1, 30), *range(1, 4), *range(1, 4)):
+        x = torch.randn(BATCH, length, 4).double()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        twin.backward(twin.model(x).square().mean(), BATCH)
+        twin.optimizer.step()
+        assert 0 < sum(len(layer.parts) for layer in layers.values()) <= 10
+    assert_trained_alike(model, twin.model)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from zoo import ARCHITECTURES
 
-from virtualgrad import SVGD
+from virtualgrad import SVGD, Site, weights_only
 
 BATCH, LR = 6, 0.05
 
@@ -153,6 +153,33 @@ def test_checkpoint_sequential(use_reentrant: bool) -> None:
     reference, plain = trained(Whole, plainly)
     assert optimizer.operator.state.keys() == plain.operator.state.keys()
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+CHOICES: dict[str, Callable[[Site], bool]] = {
+    "weights only": weights_only,
+    "weights of any op": lambda site: site.roles == ("weight",),
+    "norms": lambda site: site.op == "layer_norm",
+    "nothing": lambda site: False,
+}
+
+
+@pytest.mark.parametrize("name", ["blocks", "whole", "reused below a head"])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_checkpoints_that_come_and_go_in_training(choice: str, name: str) -> None:
+    """What is recomputed runs as it ran, though it is a use of which nobody has asked before."""
+    trained = []
+    for runs in ((plainly,) * 5, (plainly, plainly, not_reentrant, not_reentrant, plainly)):
+        torch.manual_seed(0)
+        model: nn.Module = MODELS[name](plainly).double()
+        optimizer = SVGD(model, LR, where=CHOICES[choice])
+        for model.run in runs:  # type: ignore[assignment]
+            x, y = torch.randn(BATCH, 4).double(), torch.randint(0, 3, (BATCH,))
+            optimizer.zero_grad()
+            F.cross_entropy(model(x.requires_grad_()), y).backward()
+            optimizer.step()
+        trained.append(model)
+    for p, q in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
         assert torch.equal(p, q)
 
 

@@ -108,14 +108,13 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
     plain = getattr(base, method)
 
     leaf = leaf_of(module) if method == "forward" else None
-    watched = plain
-    if isinstance(module, nn.SyncBatchNorm) and method == "forward":
-        watched = seen(plain, attachment.intercept, path)
+    hides_parameters = isinstance(module, nn.SyncBatchNorm) and method == "forward"
     own = attachment.intercept.own_parameters(module)
     others = _attachments_in(base)
 
     @functools.wraps(plain)  # its signature is read by trainers
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        forward = getattr(base, method)  # others may have put theirs in its place since
         # "is module": a copy that a class makes of itself by its own means is a plain model.
         if attachment.active and torch.is_grad_enabled() and self is module:
             if torch.compiler.is_compiling() and any([other.active for other in others]):
@@ -125,11 +124,13 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
                     refuse_compiled_shards(path)
                 attachment.intercept.meet(self, own)
             if leaf is not None and len(args) == 1 and not kwargs:
-                done = attachment.intercept.run_leaf(leaf, path, watched, self, args[0])
+                done = attachment.intercept.run_leaf(leaf, path, forward, self, args[0])
                 if done is not None:
                     return done
-            return attachment.call(path, watched, self, args, kwargs)
-        return plain(self, *args, **kwargs)
+            if hides_parameters:
+                forward = seen(forward, attachment.intercept, path)
+            return attachment.call(path, forward, self, args, kwargs)
+        return forward(self, *args, **kwargs)
 
     # accelerate and others undo what they wrapped by following __wrapped__: they must stop here.
     run.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]

@@ -42,6 +42,7 @@ from virtualgrad.virtual.passes import Passes
 from virtualgrad.virtual.plans import Plans
 from virtualgrad.virtual.remembered import LeftOut
 from virtualgrad.virtual.runs import run_in_place, run_joined, run_once
+from virtualgrad.virtual.shapes import shape_of
 from virtualgrad.virtual.site_of_call import key_of, site_of, uses_in
 
 _kinds: dict[Any, str] = {}
@@ -97,6 +98,7 @@ class Intercept(TorchFunctionMode):
         self.passes = Passes(operator)
         self._plans = Plans(self.tracked, self.passes, operator, where, group_of)
         self._memories = Memories(self.tracked)
+        self._chooses = where is not every_linear_site
         self.parameters_at = self._plans.parameters_at
         self.track(parameters)
 
@@ -275,7 +277,7 @@ class Intercept(TorchFunctionMode):
 
     def _run_site(self, call: Call) -> Tensor:
         """Run an op at a site, with T where it is chosen."""
-        chosen = {} if torch.compiler.is_compiling() else self._plans.chosen.get(call.key, {})
+        chosen = {} if torch.compiler.is_compiling() else self._chosen_at(call)
         uses = [use for use in call.uses if chosen.get(use.parameter, True)]
         if not uses:  # left out by where: the plain gradient, at no cost
             self._memories.add_left_out(call, self.path)
@@ -295,6 +297,18 @@ class Intercept(TorchFunctionMode):
         if call.rule.in_place:
             return run_in_place(call, plans, current, batch_dim)
         return run_joined(call, plans, current, batch_dim)
+
+    def _chosen_at(self, call: Call) -> Mapping[str, bool]:
+        """What ``where`` says of the parameters of a call, asked before it runs.
+
+        The answer decides how. A checkpoint runs its ops again in the backward pass, as uses of
+        their own, and they must run as they did, be they the first of their number or not.
+        """
+        chosen = self._plans.chosen.get(call.key, {})
+        if self._chooses and any([use.parameter not in chosen for use in call.uses]):
+            self._plans.of(call, shape_of(call), self.batch_dim)
+            chosen = self._plans.chosen[call.key]
+        return chosen
 
     # ---------------------------------------------------------------- for one that only looks
 

@@ -7,6 +7,7 @@ it goes straight to its op, or, where T leaves it out, runs its own forward with
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,47 +24,83 @@ class Leaf:
     """What the forward of a class of layers does.
 
     Attributes:
+        layer: the class.
         name: of its one op with parameters, in torch.nn.functional.
         function: that op.
         arguments: of it, if forward does nothing else; else None.
+        forward: of the class, as torch has written it.
+        inner: the method in which a convolution's forward calls the op; None for others.
     """
 
+    layer: type[nn.Module]
     name: str
     function: Any
-    arguments: Arguments | None = None
+    arguments: Arguments | None
+    forward: Any
+    inner: Any
+
+    @classmethod
+    def of(cls, layer: type[nn.Module], name: str, arguments: Arguments | None = None) -> Leaf:
+        """What the forward of a class does, with the methods that do it now."""
+        inner = getattr(layer, "_conv_forward", None)
+        return cls(layer, name, vars(F)[name], arguments, layer.forward, inner)
+
+    def is_torchs_own(self) -> bool:
+        """Whether the methods are torch's: others may have put theirs there before this import."""
+        written_in = vars(sys.modules[self.layer.__module__])
+        methods = [method for method in (self.forward, self.inner) if method is not None]
+        return all(getattr(method, "__globals__", None) is written_in for method in methods)
 
     def is_all_of(self, module: nn.Module) -> bool:
-        """Whether a layer calls this op, still torch's own, and nothing before it.
+        """Whether a layer calls this op, still torch's own, on its parameters, and does no more.
 
-        Others may have put theirs in its place, and a convolution may pad first.
+        Others may have put an op or a method of theirs in its place, on the class or on the layer;
+        weight or bias may be a buffer, or made of other parameters; a convolution may pad first.
+        (Asked at every run: look-ups only.)
         """
-        is_itself = vars(F).get(self.name) is self.function
-        return is_itself and vars(module).get("padding_mode", "zeros") == "zeros"
+        if vars(F).get(self.name) is not self.function or self.layer.forward is not self.forward:
+            return False
+        parameters = module._parameters
+        if "weight" not in parameters or "bias" not in parameters:
+            return False
+        if self.inner is None:
+            return True
+        own = vars(module)
+        return (
+            own.get("padding_mode") == "zeros"
+            and "_conv_forward" not in own
+            and type(module)._conv_forward is self.inner  # type: ignore[attr-defined]
+        )
 
 
 def leaf_of(module: nn.Module) -> Leaf | None:
     """What the forward of a module does; None for all that is not just a layer of torch.nn."""
-    leaf = LEAVES.get(type(module))
-    return None if leaf is None or "_conv_forward" in vars(module) else leaf
+    return LEAVES.get(type(module))
 
 
 def _of_linear(layer: Any, x: Tensor) -> tuple[Any, ...]:
     parameters = layer._parameters
-    return x, parameters.get("weight"), parameters.get("bias")
+    return x, parameters["weight"], parameters["bias"]
 
 
 def _of_convolution(layer: Any, x: Tensor) -> tuple[Any, ...]:
     return (*_of_linear(layer, x), layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
-LEAVES: dict[type[nn.Module], Leaf] = {
-    nn.Linear: Leaf("linear", F.linear, _of_linear),
-    nn.Conv1d: Leaf("conv1d", F.conv1d, _of_convolution),
-    nn.Conv2d: Leaf("conv2d", F.conv2d, _of_convolution),
-    nn.Conv3d: Leaf("conv3d", F.conv3d, _of_convolution),
-    nn.BatchNorm1d: Leaf("batch_norm", F.batch_norm),
-    nn.BatchNorm2d: Leaf("batch_norm", F.batch_norm),
-    nn.BatchNorm3d: Leaf("batch_norm", F.batch_norm),
-    nn.LayerNorm: Leaf("layer_norm", F.layer_norm),
-    nn.GroupNorm: Leaf("group_norm", F.group_norm),
-}
+def known_leaves() -> dict[type[nn.Module], Leaf]:
+    """The layers whose forward is known, less those that others have changed."""
+    leaves = (
+        Leaf.of(nn.Linear, "linear", _of_linear),
+        Leaf.of(nn.Conv1d, "conv1d", _of_convolution),
+        Leaf.of(nn.Conv2d, "conv2d", _of_convolution),
+        Leaf.of(nn.Conv3d, "conv3d", _of_convolution),
+        Leaf.of(nn.BatchNorm1d, "batch_norm"),
+        Leaf.of(nn.BatchNorm2d, "batch_norm"),
+        Leaf.of(nn.BatchNorm3d, "batch_norm"),
+        Leaf.of(nn.LayerNorm, "layer_norm"),
+        Leaf.of(nn.GroupNorm, "group_norm"),
+    )
+    return {leaf.layer: leaf for leaf in leaves if leaf.is_torchs_own()}
+
+
+LEAVES = known_leaves()

@@ -17,6 +17,8 @@ from virtualgrad.virtual.remembered import Layer, LeftOut, Part, behind_input
 from virtualgrad.virtual.site_of_call import split_key
 from virtualgrad.virtual.tracking import Pass
 
+SITUATIONS_REMEMBERED = 10_000
+
 
 class Memories:
     """Layer -> how it was run.
@@ -29,10 +31,12 @@ class Memories:
     def __init__(self, tracked: TrackedParameters) -> None:
         self.layers: dict[tuple[Any, str | None, int], LeftOut | Layer] = {}
         self._tracked = tracked
+        self._situations = 0  # of all layers
 
     def clear(self) -> None:
-        """Forget all layers: parameters have come."""
+        """Forget all layers: parameters have come, or too much is remembered."""
         self.layers.clear()
+        self._situations = 0
 
     def add_left_out(self, call: Call, path: str | None) -> None:
         """Remember a layer at which T does not act, if ``where`` was asked for all parameters."""
@@ -67,16 +71,21 @@ class Memories:
         if not all(isinstance(t, nn.Parameter) or _is_lasting(call, t) for t in tensors):
             return
         key, number = split_key(call.key)
-        layer = Layer.of(key, call.args, call.kwargs, fused.again())
         position, name = call.rule.weight
         weight = call.args[position] if len(call.args) > position else call.kwargs.get(name)
+        if not isinstance(weight, Tensor):
+            return
+        if self._situations >= SITUATIONS_REMEMBERED:  # inputs of ever new sizes
+            self.clear()
+        layer = Layer.of(key, call.args, call.kwargs, fused.again(), weight)
         known = self.layers.get((call.function, path, id(weight)))
         if isinstance(known, Layer) and known.is_same(call.args, call.kwargs):
             layer = known
         elif not parts:  # left out by where: its op runs as it is from now on
             return
         x = call.args[0]
-        situation = (number, x.shape, x.dtype, current.batch_size, batch_dim)
+        situation = (number, weight.shape, x.shape, x.dtype, current.batch_size, batch_dim)
+        self._situations += situation not in layer.parts
         layer.parts[situation] = parts
         self._add(call.function, path, weight, layer)
 

@@ -23,7 +23,7 @@ Place = int | str
 """Of an argument: its position or its name."""
 
 Situation = tuple[Any, ...]
-"""Which use of the layer in this pass, the shape and dtype of its input, the batch."""
+"""Which use of the layer in this pass, the shapes of weight and input, its dtype, the batch."""
 
 Part = tuple[Site, Operator, tuple[str, ...]]
 """A part of a site, its operator, and the op's arguments that it serves."""
@@ -87,6 +87,7 @@ class Layer:
             which is the input.
         options: (place, value) of the others.
         apply: runs the Function: (transforms, input) -> sigma.
+        weight: among the tensors; through ``.data`` its shape may change, and sigma's with it.
         parts: situation -> parts of the site.
         in_a_row: the position behind which there are only options, if that is all of them: numbers
             and tuples of numbers, as layers of torch.nn pass them.
@@ -97,17 +98,20 @@ class Layer:
     tensors: tuple[tuple[Place, Tensor, bool], ...]
     options: tuple[tuple[Place, Any], ...]
     apply: Callable[[Transforms, Tensor], Tensor]
+    weight: Tensor
     parts: dict[Situation, list[Part]] = field(default_factory=dict)
     in_a_row: int | None = None
     values: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], apply: Any) -> Layer:
+    def of(
+        cls, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], apply: Any, weight: Tensor
+    ) -> Layer:
         """The layer of a call."""
         others = behind_input(args, kwargs)
         tensors = [(at, t, t.requires_grad) for at, t in others if isinstance(t, Tensor)]
         options = [(at, value) for at, value in others if not isinstance(value, Tensor)]
-        layer = cls(key, tuple(tensors), tuple(options), apply)
+        layer = cls(key, tuple(tensors), tuple(options), apply, weight)
         begin = len(args) - len(options)
         if not kwargs and [at for at, _ in options] == list(range(begin, len(args))):
             layer.in_a_row, layer.values = begin, args[begin:]
@@ -123,7 +127,8 @@ class Layer:
         if isinstance(x, nn.Parameter):
             return None
         number = current.uses.get(self.key, 0)
-        parts = self.parts.get((number, x.shape, x.dtype, current.batch_size, batch_dim))
+        situation = (number, self.weight.shape, x.shape, x.dtype, current.batch_size, batch_dim)
+        parts = self.parts.get(situation)
         if parts is None or torch._C._are_functorch_transforms_active():
             return None
         current.uses[self.key] = number + 1
