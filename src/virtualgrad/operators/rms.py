@@ -94,6 +94,12 @@ class RMS(StatefulOperator):
         self.stale = stale
         self.share_positions = share_positions
         self.unit_is_sample = per_sample and loss_reduction == "mean"
+        self.switches = {
+            "per_sample": per_sample,
+            "loss_reduction": loss_reduction,
+            "share_positions": share_positions,
+            "stale": stale,
+        }
 
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return s g / sqrt(r + eps), and prepare the new r."""
@@ -201,7 +207,7 @@ class RMS(StatefulOperator):
         axes = layout.averaged_axes(self.share_positions)
         like = viewed[tuple(0 if axis in axes else slice(None) for axis in range(viewed.dim()))]
         running = self.sites.find_or_begin(site.key, like, g.dtype)
-        require_same_shape(site.key, like.shape, running.r.shape)
+        require_same_shape(site.key, like.shape, running.r.shape, shared=self.share_positions)
         running.site = site
         running.view = None if layout.view == tuple(g.shape) else layout.view
         running.averaged = axes

@@ -30,12 +30,22 @@ def factor_by(r: Tensor, numbers: RMSSettings) -> Tensor:
     return factor
 
 
-def require_same_shape(key: str, found: Sequence[int], kept: Sequence[int]) -> None:
-    """Raise if the r of a site has another shape than its sigma needs now."""
-    require_shape(
-        key,
-        found,
-        kept,
-        "pass share_positions=True, which keeps one r per output channel for inputs of any size, "
-        "or keep the size of the inputs fixed",
-    )
+ONE_PER_POSITION = (
+    "pass share_positions=True, which keeps one r per output channel for inputs of any size, or "
+    "keep the size of the inputs fixed"
+)
+SHARED_ALREADY = (
+    "share_positions=True is on, so no size of the inputs is at fault: if this state was loaded, "
+    "it was saved without share_positions, or of another layer; load one that was saved with it, "
+    "or begin r anew with a new optimizer"
+)
+
+
+def require_same_shape(
+    key: str, found: Sequence[int], kept: Sequence[int], *, shared: bool
+) -> None:
+    """Raise if the r of a site has another shape than its sigma needs now.
+
+    ``shared``: whether share_positions is on, so that it is no way out.
+    """
+    require_shape(key, found, kept, SHARED_ALREADY if shared else ONE_PER_POSITION)

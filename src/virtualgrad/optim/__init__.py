@@ -9,8 +9,8 @@ model -> sites -> T -> virtual gradient -> **update**
 * ``scaling`` has T know the factor of the loss, ``nonfinite`` finds NaN before a step;
 * ``mirror`` keeps T's numbers where compiled passes see them, ``processes`` finds the ranks that
   share a batch;
-* ``saving`` puts the state of T into a state_dict, ``distributed_checkpoint`` makes room for it in
-  sharded checkpoints.
+* ``saving`` puts the state of T into a state_dict, with the ``switches`` that it was made with,
+  ``distributed_checkpoint`` makes room for it in sharded checkpoints.
 """
 
 from virtualgrad.optim.descent import VirtualGradientDescent

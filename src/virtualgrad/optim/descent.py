@@ -31,6 +31,7 @@ from virtualgrad.optim.processes import find_ranks
 from virtualgrad.optim.saving import add_operator_state, read_entries
 from virtualgrad.optim.scaling import announce, learn_late, loss_scale, unknown_scaler
 from virtualgrad.optim.second_passes import refuse_second_passes
+from virtualgrad.optim.switches import compare, switches_of
 from virtualgrad.optim.update import decay, descend
 from virtualgrad.sites import Where
 from virtualgrad.virtual import Attachment, named_parameters, unwrap
@@ -93,6 +94,7 @@ class VirtualGradientDescent(Optimizer):
         self.model = unwrap(model)
         self.operator = operator
         self._transaction = as_stateful(operator)
+        self._switches = switches_of(self._transaction, where)
         self.nonfinite = nonfinite
         self.grad_scaler = grad_scaler
         self._group_index: dict[str, int] = {}
@@ -111,6 +113,8 @@ class VirtualGradientDescent(Optimizer):
     _attachment: Attachment | None = None
     _transaction = as_stateful(identity)
     _mirrors = Mirrors()
+    _switches: dict[str, str] = {}  # noqa: RUF012 - never written to
+    _has_only_room = False  # of T's state: none is known to be made with our switches
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -281,20 +285,28 @@ class VirtualGradientDescent(Optimizer):
         packed = super().state_dict()
         served = {} if self._attachment is None else self._attachment.intercept.parameters_at
         named = list(self._named_parameters())
-        add_operator_state(packed, self._transaction.state, served, named)
+        switches = None if self._has_only_room else self._switches
+        add_operator_state(packed, self._transaction.state, served, named, switches)
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch.optim; it may come before the first forward. All of it, or nothing."""
+        """As in torch.optim; it may come before the first forward. All of it, or nothing.
+
+        A state of T that was made with another ``per_sample``, ``loss_reduction`` or
+        ``share_positions`` is refused: r would mean something else. Another ``stale`` or ``where``
+        is a warning: every r is right, the steps are others.
+        """
         attachment = self._attached()
         state_dict = checks.numbered(state_dict)
         checks.require_fitting_state(state_dict, self.param_groups)
         saved = read_entries(state_dict["state"], list(self._named_parameters()))
+        compare(saved.made_with, self._switches)
         self._transaction.require_loadable(saved.operator)
         super().load_state_dict({**state_dict, "state": saved.plain})
         self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
         self._transaction.rollback()
         self._transaction.state = saved.operator
+        self._has_only_room = False
         attachment.intercept.parameters_at |= saved.parameters_at
 
     def __repr__(self) -> str:
