@@ -11,6 +11,7 @@ from torch import nn
 from twin import LR, SCALE, Twin, assert_trained_alike
 
 from virtualgrad import SVGD
+from virtualgrad.errors import ModelError
 
 BATCH, DECAY = 6, 0.1
 
@@ -118,3 +119,45 @@ def test_a_layer_that_takes_anothers_place(classes: int) -> None:
     for _ in range(3):
         step(model, optimizer, twin)
     assert_trained_alike(model, twin.model)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["empty first", "empty last"])
+def test_an_empty_group_is_as_none(first: bool) -> None:
+    """As in torch.optim.SGD: a split into decayed and other parameters may leave one side empty."""
+    model, plain = network(), network()
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}, {"params": []}]
+    optimizer = SVGD(model, LR, scale=SCALE, params=groups[::-1] if first else groups)
+    reference = SVGD(plain, LR, scale=SCALE)
+    for part, its in ((model, optimizer), (plain, reference)):
+        torch.manual_seed(1)
+        train(part, its, 3)
+    again = network()
+    again.load_state_dict(model.state_dict())
+    groups = [{"params": list(again.parameters())}, {"params": []}]
+    resumed = SVGD(again, 1.0, params=groups[::-1] if first else groups)
+    resumed.load_state_dict(optimizer.state_dict())
+    for part, its in ((model, optimizer), (plain, reference), (again, resumed)):
+        torch.manual_seed(2)
+        train(part, its, 3)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(again.state_dict(), plain.state_dict(), rtol=0, atol=0)
+
+
+def test_a_group_may_come_empty_later() -> None:
+    model = network()
+    optimizer = SVGD(model, LR)
+    optimizer.add_param_group({"params": []})
+    train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_groups_that_are_all_empty_are_refused(count: int) -> None:
+    with pytest.raises(ModelError, match="no parameter in any group"):
+        SVGD(network(), LR, params=[{"params": []} for _ in range(count)])
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(BATCH, 4).double()).square().mean().backward()
+        optimizer.step()

@@ -65,6 +65,16 @@ def require_parameters(parameters: Mapping[str, Tensor], model: nn.Module) -> No
         )
 
 
+def require_some(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise where no group has a parameter; that some have none is as in torch.optim."""
+    if not any(group["params"] for group in groups):
+        raise ModelError.of(
+            given="params= with no parameter in any group",
+            allowed="at least one parameter; some of the groups may be empty",
+            todo="look at what chooses the parameters, or leave out params=",
+        )
+
+
 def require_model(model: Any) -> None:
     """Raise where ``model.parameters()`` was passed, as other optimizers take it."""
     if not isinstance(model, nn.Module):

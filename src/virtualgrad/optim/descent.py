@@ -100,7 +100,9 @@ class VirtualGradientDescent(Optimizer):
         self._group_index: dict[str, int] = {}
         self._mirrors = Mirrors() if mirrors is None else mirrors
         self._attachment = None
-        super().__init__(named_groups(params, named), defaults)
+        groups = named_groups(params, named)
+        checks.require_some(groups)
+        super().__init__(groups, defaults)
         self._attachment = attach(self, model, where, batch_dim)
         try:
             self._join_ranks(model, process_group)
@@ -224,7 +226,7 @@ class VirtualGradientDescent(Optimizer):
 
     def _join_ranks(self, model: nn.Module, process_group: Any) -> None:
         """Share statistics with the processes that share the batch."""
-        device = self.param_groups[0]["params"][0].device
+        device = next(parameter for _, parameter in self._named_parameters()).device
         self._transaction.ranks = find_ranks(model, process_group, device, self._transaction)
         ranks = self._transaction.ranks
         self._attached().intercept.passes.ranks = 1 if ranks is None else ranks.size

@@ -32,7 +32,13 @@ def named_groups(params: Params | None, named: Mapping[str, Tensor]) -> list[dic
         )
     groups = given if isinstance(given[0], dict) else [{"params": given}]
     names = {id(parameter): name for name, parameter in named.items()}
-    return [{**group, "params": _named_entries(group, names)} for group in groups]
+    return [_named_group(group, names) for group in groups]
+
+
+def _named_group(group: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
+    """A group with names; torch.optim takes an empty one for a group without, unless it is told."""
+    entries = _named_entries(group, names)
+    return {**group, "params": entries} | ({} if entries else {"param_names": []})
 
 
 def _named_entries(group: Mapping[str, Any], names: Mapping[int, str]) -> list[tuple[str, Tensor]]:
