@@ -161,3 +161,86 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.zero_grad()
         model(torch.randn(BATCH, 4).double()).square().mean().backward()
         optimizer.step()
+
+
+def scaled(model: nn.Sequential) -> list[dict[str, Any]]:
+    """A group for each layer, every one with its own s and rho."""
+    layers = [layer for layer in model if any(True for _ in layer.parameters())]
+    return [
+        {"params": list(layer.parameters()), "scale": SCALE * 2**depth, "rho": 0.5 + depth / 10}
+        for depth, layer in enumerate(layers)
+    ]
+
+
+@pytest.mark.parametrize("stale", [True, False])
+@pytest.mark.parametrize("when", ["before backward", "between steps"])
+def test_groups_in_another_order(when: str, stale: bool) -> None:
+    """The order of ``param_groups`` says nothing: each group keeps its numbers."""
+    model, plain = network(), network()
+    optimizer = SVGD(model, LR, eps=0.1, params=scaled(model), stale=stale)
+    reference = SVGD(plain, LR, eps=0.1, params=scaled(plain), stale=stale)
+    for number in range(4):
+        x = torch.randn(BATCH, 4).double()
+        groups = optimizer.param_groups
+        if number == 2 and when == "between steps":
+            groups[1], groups[2] = groups[2], groups[1]
+        for part, its in ((model, optimizer), (plain, reference)):
+            its.zero_grad()
+            loss = part(x).square().mean()
+            if number == 2 and part is model and when == "before backward":
+                groups[1], groups[2] = groups[2], groups[1]
+            loss.backward()
+            its.step()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+
+
+def test_groups_in_another_order_are_saved_and_loaded_so() -> None:
+    model, plain = network(), network()
+    optimizer = SVGD(model, LR, params=scaled(model))
+    reference = SVGD(plain, LR, params=scaled(plain))
+    for part, its in ((model, optimizer), (plain, reference)):
+        torch.manual_seed(1)
+        train(part, its, 2)
+    optimizer.param_groups.reverse()
+    state = copy.deepcopy(optimizer.state_dict())
+    for group in optimizer.param_groups:
+        group["scale"] = 7.0
+    optimizer.load_state_dict(state)  # makes new groups
+    for part, its in ((model, optimizer), (plain, reference)):
+        torch.manual_seed(2)
+        train(part, its, 2)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+
+
+def test_new_dicts_in_place_of_the_groups() -> None:
+    """Some tools copy the groups: the numbers in the copies are those that count."""
+    model, plain = network(), network()
+    optimizer = SVGD(model, LR, params=scaled(model))
+    optimizer.param_groups = [{**group, "scale": SCALE} for group in optimizer.param_groups[::-1]]
+    groups = [{**group, "scale": SCALE} for group in scaled(plain)]
+    reference = SVGD(plain, LR, params=groups)
+    for part, its in ((model, optimizer), (plain, reference)):
+        torch.manual_seed(1)
+        train(part, its, 2)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+
+
+def test_a_group_that_was_taken_out_is_not_trained() -> None:
+    """As with torch.optim.SGD: its parameters stay as they are, the others go on as before."""
+    model, plain = network(), network()
+    optimizer = SVGD(model, LR, params=scaled(model))
+    reference = SVGD(plain, LR, params=scaled(plain))
+    train(model, optimizer, 1)
+    plain.load_state_dict(model.state_dict())
+    reference.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups.pop(0)
+    reference.param_groups[0]["lr"] = 0.0
+    for part, its in ((model, optimizer), (plain, reference)):
+        torch.manual_seed(2)
+        train(part, its, 3)
+        assert its.state_dict()["state"]
+        part.zero_grad()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    entries = [key for kept in optimizer.state_dict()["state"].values() for key in kept]
+    assert not any("@0:linear" in entry for entry in entries)
+    assert any("@4:linear" in entry for entry in entries)

@@ -24,7 +24,7 @@ from virtualgrad.errors import DetachedError
 from virtualgrad.operators import Operator, as_stateful, identity
 from virtualgrad.optim import checks
 from virtualgrad.optim.attaching import attach
-from virtualgrad.optim.groups import Params, named_groups, summary
+from virtualgrad.optim.groups import Numbering, Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
 from virtualgrad.optim.nonfinite import GradientCheck, nonfinite_error
 from virtualgrad.optim.processes import find_ranks
@@ -97,7 +97,8 @@ class VirtualGradientDescent(Optimizer):
         self._switches = switches_of(self._transaction, where)
         self.nonfinite = nonfinite
         self.grad_scaler = grad_scaler
-        self._group_index: dict[str, int] = {}
+        self._numbering = Numbering()
+        self._group_index = self._numbering.number
         self._mirrors = Mirrors() if mirrors is None else mirrors
         self._attachment = None
         groups = named_groups(params, named)
@@ -163,15 +164,19 @@ class VirtualGradientDescent(Optimizer):
         for name in self.defaults:
             checks.require_in_range(name, group.get(name, self.defaults[name]))
         checks.require_unclaimed(group["params"], self._attachment)
-        names = [name for name, _ in group["params"]]
         if self._attachment is not None:
             self._forget_replaced(group["params"])
         super().add_param_group(group)
-        self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
-        self._group_index |= dict.fromkeys(names, len(self.param_groups) - 1)
+        self._look_at_groups()
         if self._attachment is not None:
             self._attachment.intercept.track(dict(self._named_parameters()))
             checks.claim(self._named_parameters(), self._attachment)
+
+    def _look_at_groups(self, *, is_late: bool = False) -> None:
+        """Renew what T knows of the groups: users and schedulers write to them, or reorder them."""
+        self._numbering.renew(self.param_groups)
+        scale = loss_scale(self.grad_scaler)
+        self._mirrors.renew(self._numbering.groups, scale, is_late=is_late)
 
     def _forget_replaced(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Drop the state of layers in whose place there are new ones."""
@@ -194,7 +199,7 @@ class VirtualGradientDescent(Optimizer):
         """Clear the gradients, and what an operator has prepared from them."""
         super().zero_grad(set_to_none)
         if self._attachment is not None:
-            self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
+            self._look_at_groups()
             if self.grad_scaler is not None:  # a compiled pass asks nobody
                 self._announce_loss_scale()
             if not self._attachment.intercept.passes.at_rest:
@@ -209,7 +214,7 @@ class VirtualGradientDescent(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler), is_late=True)
+        self._look_at_groups(is_late=True)
         looks = self.nonfinite != "ignore"
         check = GradientCheck(list(self._named_parameters()) if looks else [])
         self._transaction.begin_reduction()
@@ -305,7 +310,7 @@ class VirtualGradientDescent(Optimizer):
         compare(saved.made_with, self._switches)
         self._transaction.require_loadable(saved.operator)
         super().load_state_dict({**state_dict, "state": saved.plain})
-        self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
+        self._look_at_groups()
         self._transaction.rollback()
         self._transaction.state = saved.operator
         self._has_only_room = False

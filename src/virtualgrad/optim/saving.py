@@ -55,10 +55,11 @@ def add_operator_state(
     shapes = {name: tuple(parameter.shape) for name, parameter in named}
     packed["virtualgrad"] = {"version": VERSION, "shapes": shapes}
     number = {name: index for index, (name, _) in enumerate(named)}
-    owners = {key: number[parameters_at[key][0]] for key in state}
-    for key, tensors in state.items():
-        entries = packed["state"].setdefault(owners[key], {})
-        for name, tensor in tensors.items():
+    first = {key: parameters_at[key][0] for key in state}
+    owners = {key: number[name] for key, name in first.items() if name in number}
+    for key, owner in owners.items():  # (a group that was taken out has none)
+        entries = packed["state"].setdefault(owner, {})
+        for name, tensor in state[key].items():
             entries[f"{name}@{key}"] = tensor
     if owners and switches is not None:
         entry = f"{MADE_WITH}@{written(switches)}"
