@@ -44,6 +44,9 @@ def good_step(model: nn.Module, optimizer: SVGD, size: int = 6) -> None:
         ({"lr": 0.1, "momentum": 1.0}, "momentum=1.0"),
         ({"lr": 0.1, "weight_decay": -1e-4}, "weight_decay=-0.0001"),
         ({"lr": 0.1, "loss_reduction": "none"}, "loss_reduction='none'; allowed: 'mean' or 'sum'"),
+        ({"lr": 0.1, "per_sample": "no"}, "per_sample='no'; allowed: True or False"),
+        ({"lr": 0.1, "stale": 1}, "stale=1; allowed: True or False"),
+        ({"lr": 0.1, "share_positions": None}, "share_positions=None; allowed: True or False"),
         (
             {"lr": 0.1, "nonfinite": "warn"},
             "nonfinite='warn'; allowed: 'raise' or 'skip' or 'ignore'",
@@ -114,7 +117,8 @@ def test_nonfinite_gradients_raise_and_leave_everything_as_it_was(bad: float, st
     x = torch.randn(4, 2, 6, 6)
     x[1, 0, 2, 2] = bad
     model(x).square().mean().backward()
-    with pytest.raises(errors.NonFiniteError, match=r"0:conv2d\(weight\).*nonfinite='skip'"):
+    message = r"0:conv2d\(weight\).*nonfinite='skip'"
+    with pytest.raises(errors.NonFiniteError, match=message):
         optimizer.step()
     assert_unchanged(model, optimizer, parameters, state)
     good_step(model, optimizer)
@@ -299,6 +303,15 @@ def test_an_operator_that_does_not_fit_is_named_with_its_site(
         model(x).sum().backward()
     with pytest.raises(errors.OperatorError, match=message.format(r"addmm\(bias, weight\)")):
         virtual_grad(model(x).sum(), model.named_parameters(), operator)  # type: ignore[arg-type]
+
+
+def test_an_operator_that_cannot_be_called() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(errors.OperatorError, match="operator=3; allowed: a callable"):
+        VirtualGradientDescent(model, 0.1, operator=3)  # type: ignore[arg-type]
+    assert type(model) is nn.Linear
+    with pytest.raises(errors.OperatorError, match=r"RMS.*pass RMS\(\)"):
+        VirtualGradientDescent(model, 0.1, operators.RMS)  # type: ignore[arg-type]
 
 
 def test_losses_that_lead_nowhere() -> None:

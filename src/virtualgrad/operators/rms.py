@@ -47,7 +47,12 @@ from virtualgrad.operators.rms_fused import (
     root_of_squares_fused,
     transform_fused,
 )
-from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
+from virtualgrad.operators.rms_settings import (
+    RMSSettings,
+    factor_by,
+    require_bools,
+    require_same_shape,
+)
 from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
 from virtualgrad.operators.running_sites import RunningSites
 from virtualgrad.operators.statistic import accumulated, squares_added
@@ -84,6 +89,7 @@ class RMS(StatefulOperator):
         loss_reduction: str = "mean",
         settings: Callable[[Site], RMSSettings] | None = None,
     ) -> None:
+        require_bools(per_sample=per_sample, stale=stale, share_positions=share_positions)
         self.sites = RunningSites()
         self.epoch = 0  # commits and rollbacks so far
         self._gathering: Gathering | None = None  # on its way from all ranks

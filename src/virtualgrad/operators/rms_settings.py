@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from virtualgrad.errors import HyperparameterError
 from virtualgrad.operators.base import require_shape
 
 
@@ -22,6 +23,17 @@ class RMSSettings(NamedTuple):
     eps: Any = 1e-6
     loss_scale: Any = 1.0
     together: Tensor | None = None
+
+
+def require_bools(**switches: Any) -> None:
+    """Raise unless switches are True or False: any other string counts as true, "no" as well."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise HyperparameterError.of(
+                given=f"{name}={value!r}",
+                allowed="True or False",
+                todo=f"choose one of them for {name}",
+            )
 
 
 def factor_by(r: Tensor, numbers: RMSSettings) -> Tensor:

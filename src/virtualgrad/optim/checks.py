@@ -15,6 +15,7 @@ from virtualgrad.errors import (
     ClaimedParameterError,
     HyperparameterError,
     ModelError,
+    OperatorError,
     StateDictError,
 )
 from virtualgrad.virtual import Attachment
@@ -118,6 +119,19 @@ def _first_claimed(wanted: list[tuple[str, Tensor]], own: Attachment | None) -> 
         if attachment is not None and attachment.active and attachment is not own:
             return name
     return None
+
+
+def require_operator(operator: Any) -> None:
+    """Raise unless T can be called; a class can, but makes an operator then, not T(g)."""
+    if not callable(operator) or isinstance(operator, type):
+        name = getattr(operator, "__name__", None)
+        raise OperatorError.of(
+            given=f"operator={operator!r}",
+            allowed="a callable (g, site) -> tensor of g's shape",
+            todo=f"pass {name}() for an operator of this class"
+            if name
+            else "pass one of virtualgrad.operators, or a function of your own",
+        )
 
 
 def require_predicate(where: Any) -> None:
