@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -312,6 +314,34 @@ def test_an_operator_that_cannot_be_called() -> None:
     assert type(model) is nn.Linear
     with pytest.raises(errors.OperatorError, match=r"RMS.*pass RMS\(\)"):
         VirtualGradientDescent(model, 0.1, operators.RMS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda rms: rms, lambda rms: operators.compose(operators.Clip(1.0), rms)],
+    ids=["alone", "in a composition"],
+)
+def test_one_operator_with_a_state_serves_one_optimizer(wrap: Callable[..., Any]) -> None:
+    """Their sites have the same names, so the states would mix."""
+    rms = operators.RMS()
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer = VirtualGradientDescent(first, 0.1, wrap(rms))
+    with pytest.raises(errors.OperatorError, match=r"RMS.*another optimizer.*one for each"):
+        VirtualGradientDescent(second, 0.1, wrap(rms))
+    assert type(second) is nn.Linear
+    SVGD(second, 0.1).detach()  # nothing is claimed
+    optimizer.detach()
+    other = VirtualGradientDescent(second, 0.1, wrap(rms))
+    torch.optim.lr_scheduler.StepLR(other, 1)  # makes a reference cycle
+    del other
+    VirtualGradientDescent(first, 0.1, wrap(rms)).detach()
+
+
+def test_operators_without_a_state_may_be_shared() -> None:
+    sign = operators.Sign()
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizers = [VirtualGradientDescent(model, 0.1, sign) for model in (first, second)]
+    assert len(optimizers) == 2
 
 
 def test_losses_that_lead_nowhere() -> None:

@@ -27,6 +27,7 @@ from virtualgrad.optim.attaching import attach
 from virtualgrad.optim.groups import Numbering, Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
 from virtualgrad.optim.nonfinite import GradientCheck, nonfinite_error
+from virtualgrad.optim.occupied import occupy, require_free
 from virtualgrad.optim.processes import find_ranks
 from virtualgrad.optim.saving import add_operator_state, read_entries
 from virtualgrad.optim.scaling import announce, learn_late, loss_scale, unknown_scaler
@@ -45,7 +46,8 @@ class VirtualGradientDescent(Optimizer):
     Args:
         model: the model whose ops are to be seen. It stays as it is, but for its backward pass.
         lr: alpha, the learning rate.
-        operator: T, any callable ``(g, site) -> tensor of g's shape``.
+        operator: T, any callable ``(g, site) -> tensor of g's shape``. One that keeps a state
+            serves one optimizer at a time.
         momentum: momentum on the virtual gradient.
         weight_decay: decoupled weight decay.
         where: which of the linear sites T acts on; by default all of them.
@@ -95,6 +97,7 @@ class VirtualGradientDescent(Optimizer):
         self.model = unwrap(model)
         self.operator = operator
         self._transaction = as_stateful(operator)
+        require_free(self._transaction)
         self._switches = switches_of(self._transaction, where)
         self.nonfinite = nonfinite
         self.grad_scaler = grad_scaler
@@ -106,6 +109,7 @@ class VirtualGradientDescent(Optimizer):
         checks.require_some(groups)
         super().__init__(groups, defaults)
         self._attachment = attach(self, model, where, batch_dim)
+        occupy(self._transaction, self._attachment)
         try:
             self._join_ranks(model, process_group)
         except BaseException:
