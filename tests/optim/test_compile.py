@@ -143,6 +143,32 @@ def test_a_changed_scale_is_seen(dynamic: bool | None) -> None:
     assert graphs() == 1
 
 
+def test_groups_in_another_order_keep_their_numbers() -> None:
+    """A compiled pass knows its group by a number, which is not its place in the list."""
+
+    def make(model: nn.Module) -> SVGD:
+        parameters = list(model.parameters())
+        half = len(parameters) // 2
+        groups = [{"params": parameters[:half]}, {"params": parameters[half:], "scale": 0.25}]
+        return SVGD(model, 1e-3, params=groups)
+
+    eager = network()
+    model = copy.deepcopy(eager)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    ours, theirs = make(model), make(eager)
+
+    def reorder(step: int) -> None:
+        if step == 2:
+            ours.param_groups.reverse()
+        if step == 3:
+            ours.load_state_dict(ours.state_dict())  # makes new dicts
+
+    train(run, ours, batches(4, 4, 4, 4, 4), reorder)
+    train(eager, theirs, batches(4, 4, 4, 4, 4))
+    assert_same(eager, model)
+    assert graphs() == 1
+
+
 def test_a_scale_that_is_changed_too_late_is_told() -> None:
     model = network()
     optimizer = SVGD(model, 1e-3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +46,9 @@ def good_step(model: nn.Module, optimizer: SVGD, size: int = 6) -> None:
         ({"lr": 0.1, "momentum": 1.0}, "momentum=1.0"),
         ({"lr": 0.1, "weight_decay": -1e-4}, "weight_decay=-0.0001"),
         ({"lr": 0.1, "loss_reduction": "none"}, "loss_reduction='none'; allowed: 'mean' or 'sum'"),
+        ({"lr": 0.1, "per_sample": "no"}, "per_sample='no'; allowed: True or False"),
+        ({"lr": 0.1, "stale": 1}, "stale=1; allowed: True or False"),
+        ({"lr": 0.1, "share_positions": None}, "share_positions=None; allowed: True or False"),
         (
             {"lr": 0.1, "nonfinite": "warn"},
             "nonfinite='warn'; allowed: 'raise' or 'skip' or 'ignore'",
@@ -114,7 +119,8 @@ def test_nonfinite_gradients_raise_and_leave_everything_as_it_was(bad: float, st
     x = torch.randn(4, 2, 6, 6)
     x[1, 0, 2, 2] = bad
     model(x).square().mean().backward()
-    with pytest.raises(errors.NonFiniteError, match=r"0:conv2d\(weight\).*nonfinite='skip'"):
+    message = r"0:conv2d\(weight\).*lower lr or scale, .*nonfinite='skip'"
+    with pytest.raises(errors.NonFiniteError, match=message):
         optimizer.step()
     assert_unchanged(model, optimizer, parameters, state)
     good_step(model, optimizer)
@@ -299,6 +305,43 @@ def test_an_operator_that_does_not_fit_is_named_with_its_site(
         model(x).sum().backward()
     with pytest.raises(errors.OperatorError, match=message.format(r"addmm\(bias, weight\)")):
         virtual_grad(model(x).sum(), model.named_parameters(), operator)  # type: ignore[arg-type]
+
+
+def test_an_operator_that_cannot_be_called() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(errors.OperatorError, match="operator=3; allowed: a callable"):
+        VirtualGradientDescent(model, 0.1, operator=3)  # type: ignore[arg-type]
+    assert type(model) is nn.Linear
+    with pytest.raises(errors.OperatorError, match=r"RMS.*pass RMS\(\)"):
+        VirtualGradientDescent(model, 0.1, operators.RMS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda rms: rms, lambda rms: operators.compose(operators.Clip(1.0), rms)],
+    ids=["alone", "in a composition"],
+)
+def test_one_operator_with_a_state_serves_one_optimizer(wrap: Callable[..., Any]) -> None:
+    """Their sites have the same names, so the states would mix."""
+    rms = operators.RMS()
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer = VirtualGradientDescent(first, 0.1, wrap(rms))
+    with pytest.raises(errors.OperatorError, match=r"RMS.*another optimizer.*one for each"):
+        VirtualGradientDescent(second, 0.1, wrap(rms))
+    assert type(second) is nn.Linear
+    SVGD(second, 0.1).detach()  # nothing is claimed
+    optimizer.detach()
+    other = VirtualGradientDescent(second, 0.1, wrap(rms))
+    torch.optim.lr_scheduler.StepLR(other, 1)  # makes a reference cycle
+    del other
+    VirtualGradientDescent(first, 0.1, wrap(rms)).detach()
+
+
+def test_operators_without_a_state_may_be_shared() -> None:
+    sign = operators.Sign()
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizers = [VirtualGradientDescent(model, 0.1, sign) for model in (first, second)]
+    assert len(optimizers) == 2
 
 
 def test_losses_that_lead_nowhere() -> None:

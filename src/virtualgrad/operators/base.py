@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -36,10 +37,13 @@ class StatefulOperator(ABC):
         loss_scale: the factor of the loss, where the operator knows what to do with it; None where
             it is handed g without that factor.
         ranks: the processes that share a batch, if there are several.
+        switches: what the meaning of the state depends on, name -> value. They are saved with it,
+            and an optimizer whose operator has others refuses to load it.
     """
 
     loss_scale: float | None = None
     ranks: Any = None
+    switches: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self) -> None:
         self.state: dict[str, SiteState] = {}
@@ -155,6 +159,15 @@ class Compose(StatefulOperator):
     def ranks(self, ranks: Any) -> None:
         for operator in self.stateful:
             operator.ranks = ranks
+
+    @property
+    def switches(self) -> dict[str, object]:  # type: ignore[override] # read only, as a property
+        """Those of all members: names carry the position of the member, as in ``"0.stale"``."""
+        return {
+            f"{position}.{name}": value
+            for position, operator in enumerate(self.stateful)
+            for name, value in operator.switches.items()
+        }
 
     @property
     def stateful(self) -> list[StatefulOperator]:

@@ -47,7 +47,12 @@ from virtualgrad.operators.rms_fused import (
     root_of_squares_fused,
     transform_fused,
 )
-from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
+from virtualgrad.operators.rms_settings import (
+    RMSSettings,
+    factor_by,
+    require_bools,
+    require_same_shape,
+)
 from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
 from virtualgrad.operators.running_sites import RunningSites
 from virtualgrad.operators.statistic import accumulated, squares_added
@@ -84,6 +89,7 @@ class RMS(StatefulOperator):
         loss_reduction: str = "mean",
         settings: Callable[[Site], RMSSettings] | None = None,
     ) -> None:
+        require_bools(per_sample=per_sample, stale=stale, share_positions=share_positions)
         self.sites = RunningSites()
         self.epoch = 0  # commits and rollbacks so far
         self._gathering: Gathering | None = None  # on its way from all ranks
@@ -94,6 +100,12 @@ class RMS(StatefulOperator):
         self.stale = stale
         self.share_positions = share_positions
         self.unit_is_sample = per_sample and loss_reduction == "mean"
+        self.switches = {
+            "per_sample": per_sample,
+            "loss_reduction": loss_reduction,
+            "share_positions": share_positions,
+            "stale": stale,
+        }
 
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return s g / sqrt(r + eps), and prepare the new r."""
@@ -201,7 +213,7 @@ class RMS(StatefulOperator):
         axes = layout.averaged_axes(self.share_positions)
         like = viewed[tuple(0 if axis in axes else slice(None) for axis in range(viewed.dim()))]
         running = self.sites.find_or_begin(site.key, like, g.dtype)
-        require_same_shape(site.key, like.shape, running.r.shape)
+        require_same_shape(site.key, like.shape, running.r.shape, shared=self.share_positions)
         running.site = site
         running.view = None if layout.view == tuple(g.shape) else layout.view
         running.averaged = axes

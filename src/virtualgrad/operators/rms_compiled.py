@@ -166,7 +166,8 @@ class InCompiledPass:
         name = rms.sites.begin_compiled(key, shape, strides, gradient, dtype, device)
         compiled: Compiled = getattr(rms.sites, name)
         if tuple(compiled.r.shape) != shape:
-            require_same_shape(key, shape, tuple([fixed(n) for n in compiled.r.shape]))
+            kept_shape = tuple([fixed(n) for n in compiled.r.shape])
+            require_same_shape(key, shape, kept_shape, shared=rms.share_positions)
         return compiled
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from virtualgrad.errors import HyperparameterError
 from virtualgrad.operators.base import require_shape
 
 
@@ -24,18 +25,39 @@ class RMSSettings(NamedTuple):
     together: Tensor | None = None
 
 
+def require_bools(**switches: Any) -> None:
+    """Raise unless switches are True or False: any other string counts as true, "no" as well."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise HyperparameterError.of(
+                given=f"{name}={value!r}",
+                allowed="True or False",
+                todo=f"choose one of them for {name}",
+            )
+
+
 def factor_by(r: Tensor, numbers: RMSSettings) -> Tensor:
     """S / sqrt(r + eps)."""
     factor: Tensor = numbers.scale * torch.rsqrt(r + numbers.eps)
     return factor
 
 
-def require_same_shape(key: str, found: Sequence[int], kept: Sequence[int]) -> None:
-    """Raise if the r of a site has another shape than its sigma needs now."""
-    require_shape(
-        key,
-        found,
-        kept,
-        "pass share_positions=True, which keeps one r per output channel for inputs of any size, "
-        "or keep the size of the inputs fixed",
-    )
+ONE_PER_POSITION = (
+    "pass share_positions=True, which keeps one r per output channel for inputs of any size, or "
+    "keep the size of the inputs fixed"
+)
+SHARED_ALREADY = (
+    "share_positions=True is on, so no size of the inputs is at fault: if this state was loaded, "
+    "it was saved without share_positions, or of another layer; load one that was saved with it, "
+    "or begin r anew with a new optimizer"
+)
+
+
+def require_same_shape(
+    key: str, found: Sequence[int], kept: Sequence[int], *, shared: bool
+) -> None:
+    """Raise if the r of a site has another shape than its sigma needs now.
+
+    ``shared``: whether share_positions is on, so that it is no way out.
+    """
+    require_shape(key, found, kept, SHARED_ALREADY if shared else ONE_PER_POSITION)

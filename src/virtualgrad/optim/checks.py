@@ -15,6 +15,7 @@ from virtualgrad.errors import (
     ClaimedParameterError,
     HyperparameterError,
     ModelError,
+    OperatorError,
     StateDictError,
 )
 from virtualgrad.virtual import Attachment
@@ -65,6 +66,16 @@ def require_parameters(parameters: Mapping[str, Tensor], model: nn.Module) -> No
         )
 
 
+def require_some(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise where no group has a parameter; that some have none is as in torch.optim."""
+    if not any(group["params"] for group in groups):
+        raise ModelError.of(
+            given="params= with no parameter in any group",
+            allowed="at least one parameter; some of the groups may be empty",
+            todo="look at what chooses the parameters, or leave out params=",
+        )
+
+
 def require_model(model: Any) -> None:
     """Raise where ``model.parameters()`` was passed, as other optimizers take it."""
     if not isinstance(model, nn.Module):
@@ -108,6 +119,19 @@ def _first_claimed(wanted: list[tuple[str, Tensor]], own: Attachment | None) -> 
         if attachment is not None and attachment.active and attachment is not own:
             return name
     return None
+
+
+def require_operator(operator: Any) -> None:
+    """Raise unless T can be called; a class can, but makes an operator then, not T(g)."""
+    if not callable(operator) or isinstance(operator, type):
+        name = getattr(operator, "__name__", None)
+        raise OperatorError.of(
+            given=f"operator={operator!r}",
+            allowed="a callable (g, site) -> tensor of g's shape",
+            todo=f"pass {name}() for an operator of this class"
+            if name
+            else "pass one of virtualgrad.operators, or a function of your own",
+        )
 
 
 def require_predicate(where: Any) -> None:

@@ -24,13 +24,15 @@ from virtualgrad.errors import DetachedError
 from virtualgrad.operators import Operator, as_stateful, identity
 from virtualgrad.optim import checks
 from virtualgrad.optim.attaching import attach
-from virtualgrad.optim.groups import Params, named_groups, summary
+from virtualgrad.optim.groups import Numbering, Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
 from virtualgrad.optim.nonfinite import GradientCheck, nonfinite_error
+from virtualgrad.optim.occupied import occupy, require_free
 from virtualgrad.optim.processes import find_ranks
 from virtualgrad.optim.saving import add_operator_state, read_entries
 from virtualgrad.optim.scaling import announce, learn_late, loss_scale, unknown_scaler
 from virtualgrad.optim.second_passes import refuse_second_passes
+from virtualgrad.optim.switches import compare, switches_of
 from virtualgrad.optim.update import decay, descend
 from virtualgrad.sites import Where
 from virtualgrad.virtual import Attachment, named_parameters, unwrap
@@ -44,7 +46,8 @@ class VirtualGradientDescent(Optimizer):
     Args:
         model: the model whose ops are to be seen. It stays as it is, but for its backward pass.
         lr: alpha, the learning rate.
-        operator: T, any callable ``(g, site) -> tensor of g's shape``.
+        operator: T, any callable ``(g, site) -> tensor of g's shape``. One that keeps a state
+            serves one optimizer at a time.
         momentum: momentum on the virtual gradient.
         weight_decay: decoupled weight decay.
         where: which of the linear sites T acts on; by default all of them.
@@ -85,6 +88,7 @@ class VirtualGradientDescent(Optimizer):
         checks.require_model(model)
         checks.require_choice("nonfinite", nonfinite, ("raise", "skip", "ignore"))
         checks.require_predicate(where)
+        checks.require_operator(operator)
         named = named_parameters(model)
         checks.require_parameters(named, model)
         defaults |= {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
@@ -93,13 +97,19 @@ class VirtualGradientDescent(Optimizer):
         self.model = unwrap(model)
         self.operator = operator
         self._transaction = as_stateful(operator)
+        require_free(self._transaction)
+        self._switches = switches_of(self._transaction, where)
         self.nonfinite = nonfinite
         self.grad_scaler = grad_scaler
-        self._group_index: dict[str, int] = {}
+        self._numbering = Numbering()
+        self._group_index = self._numbering.number
         self._mirrors = Mirrors() if mirrors is None else mirrors
         self._attachment = None
-        super().__init__(named_groups(params, named), defaults)
+        groups = named_groups(params, named)
+        checks.require_some(groups)
+        super().__init__(groups, defaults)
         self._attachment = attach(self, model, where, batch_dim)
+        occupy(self._transaction, self._attachment)
         try:
             self._join_ranks(model, process_group)
         except BaseException:
@@ -111,6 +121,8 @@ class VirtualGradientDescent(Optimizer):
     _attachment: Attachment | None = None
     _transaction = as_stateful(identity)
     _mirrors = Mirrors()
+    _switches: dict[str, str] = {}  # noqa: RUF012 - never written to
+    _has_only_room = False  # of T's state: none is known to be made with our switches
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -157,15 +169,19 @@ class VirtualGradientDescent(Optimizer):
         for name in self.defaults:
             checks.require_in_range(name, group.get(name, self.defaults[name]))
         checks.require_unclaimed(group["params"], self._attachment)
-        names = [name for name, _ in group["params"]]
         if self._attachment is not None:
             self._forget_replaced(group["params"])
         super().add_param_group(group)
-        self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
-        self._group_index |= dict.fromkeys(names, len(self.param_groups) - 1)
+        self._look_at_groups()
         if self._attachment is not None:
             self._attachment.intercept.track(dict(self._named_parameters()))
             checks.claim(self._named_parameters(), self._attachment)
+
+    def _look_at_groups(self, *, is_late: bool = False) -> None:
+        """Renew what T knows of the groups: users and schedulers write to them, or reorder them."""
+        self._numbering.renew(self.param_groups)
+        scale = loss_scale(self.grad_scaler)
+        self._mirrors.renew(self._numbering.groups, scale, is_late=is_late)
 
     def _forget_replaced(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Drop the state of layers in whose place there are new ones."""
@@ -188,7 +204,7 @@ class VirtualGradientDescent(Optimizer):
         """Clear the gradients, and what an operator has prepared from them."""
         super().zero_grad(set_to_none)
         if self._attachment is not None:
-            self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
+            self._look_at_groups()
             if self.grad_scaler is not None:  # a compiled pass asks nobody
                 self._announce_loss_scale()
             if not self._attachment.intercept.passes.at_rest:
@@ -203,7 +219,7 @@ class VirtualGradientDescent(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler), is_late=True)
+        self._look_at_groups(is_late=True)
         looks = self.nonfinite != "ignore"
         check = GradientCheck(list(self._named_parameters()) if looks else [])
         self._transaction.begin_reduction()
@@ -220,7 +236,7 @@ class VirtualGradientDescent(Optimizer):
 
     def _join_ranks(self, model: nn.Module, process_group: Any) -> None:
         """Share statistics with the processes that share the batch."""
-        device = self.param_groups[0]["params"][0].device
+        device = next(parameter for _, parameter in self._named_parameters()).device
         self._transaction.ranks = find_ranks(model, process_group, device, self._transaction)
         ranks = self._transaction.ranks
         self._attached().intercept.passes.ranks = 1 if ranks is None else ranks.size
@@ -281,20 +297,28 @@ class VirtualGradientDescent(Optimizer):
         packed = super().state_dict()
         served = {} if self._attachment is None else self._attachment.intercept.parameters_at
         named = list(self._named_parameters())
-        add_operator_state(packed, self._transaction.state, served, named)
+        switches = None if self._has_only_room else self._switches
+        add_operator_state(packed, self._transaction.state, served, named, switches)
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch.optim; it may come before the first forward. All of it, or nothing."""
+        """As in torch.optim; it may come before the first forward. All of it, or nothing.
+
+        A state of T that was made with another ``per_sample``, ``loss_reduction`` or
+        ``share_positions`` is refused: r would mean something else. Another ``stale`` or ``where``
+        is a warning: every r is right, the steps are others.
+        """
         attachment = self._attached()
         state_dict = checks.numbered(state_dict)
         checks.require_fitting_state(state_dict, self.param_groups)
         saved = read_entries(state_dict["state"], list(self._named_parameters()))
+        compare(saved.made_with, self._switches)
         self._transaction.require_loadable(saved.operator)
         super().load_state_dict({**state_dict, "state": saved.plain})
-        self._mirrors.renew(self.param_groups, loss_scale(self.grad_scaler))
+        self._look_at_groups()
         self._transaction.rollback()
         self._transaction.state = saved.operator
+        self._has_only_room = False
         attachment.intercept.parameters_at |= saved.parameters_at
 
     def __repr__(self) -> str:

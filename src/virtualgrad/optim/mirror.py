@@ -47,7 +47,7 @@ class Mirrors:
         """Copy what the groups say now.
 
         Args:
-            groups: the parameter groups.
+            groups: the parameter groups, by the numbers that they have for good.
             loss_scale: the factor of the loss.
             is_late: whether a backward pass has been made since the last time, so that it went by
                 the numbers of then.
@@ -64,7 +64,7 @@ class Mirrors:
                         f"group {index}: {_change(shown, numbers)} after zero_grad(); the compiled "
                         "backward pass of this step went by the old value, the next one will not. "
                         "Write to param_groups before zero_grad()",
-                        stacklevel=4,
+                        stacklevel=5,
                     )
 
     def _numbers(self, index: int) -> tuple[float, ...]:

@@ -57,6 +57,6 @@ def nonfinite_error(places: Sequence[str]) -> NonFiniteError:
     return NonFiniteError.of(
         given=f"a NaN or infinite gradient at {places[0]}{more}",
         allowed="finite gradients; parameters and state are as they were before this step",
-        todo="look at the inputs and the loss of this batch, lower lr, or pass "
+        todo="look at the inputs and the loss of this batch, lower lr or scale, or pass "
         "nonfinite='skip' to skip such steps",
     )

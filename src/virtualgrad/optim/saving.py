@@ -2,7 +2,7 @@
 
 torch.optim saves tensors per parameter, T keeps them per site. So the state of a site stands at
 the first parameter that its T serves, as ``"r@fc1:linear(weight)"``: name of the tensor, key of
-the site.
+the site. With the first of them stand the switches that it was made with (:mod:`.switches`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from virtualgrad.optim.switches import MADE_WITH, written
 
 VERSION = 1
 
@@ -24,11 +27,13 @@ class Saved:
         plain: number of a parameter -> what torch.optim keeps for it.
         operator: site -> the tensors that T keeps for it.
         parameters_at: site -> the parameter at which they stood.
+        made_with: the switches of that T, as they are written.
     """
 
     plain: dict[Any, dict[str, Any]] = field(default_factory=dict)
     operator: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     parameters_at: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    made_with: list[str] = field(default_factory=list)
 
 
 def add_operator_state(
@@ -36,6 +41,7 @@ def add_operator_state(
     state: Mapping[str, Mapping[str, Tensor]],
     parameters_at: Mapping[str, Sequence[str]],
     named: Sequence[tuple[str, Tensor]],
+    switches: dict[str, str] | None,
 ) -> None:
     """Put the state of T into a state_dict.
 
@@ -44,14 +50,20 @@ def add_operator_state(
         state: site -> the tensors that T keeps for it.
         parameters_at: site -> the parameters that its T serves.
         named: the optimizer's parameters, in the order of their numbers.
+        switches: what the state was made with; None if that is not known.
     """
     shapes = {name: tuple(parameter.shape) for name, parameter in named}
     packed["virtualgrad"] = {"version": VERSION, "shapes": shapes}
     number = {name: index for index, (name, _) in enumerate(named)}
-    for key, tensors in state.items():
-        owner = number[parameters_at[key][0]]
-        for name, tensor in tensors.items():
-            packed["state"].setdefault(owner, {})[f"{name}@{key}"] = tensor
+    first = {key: parameters_at[key][0] for key in state}
+    owners = {key: number[name] for key, name in first.items() if name in number}
+    for key, owner in owners.items():  # (a group that was taken out has none)
+        entries = packed["state"].setdefault(owner, {})
+        for name, tensor in state[key].items():
+            entries[f"{name}@{key}"] = tensor
+    if owners and switches is not None:
+        entry = f"{MADE_WITH}@{written(switches)}"
+        packed["state"][min(owners.values())][entry] = torch.zeros(())
 
 
 def read_entries(
@@ -66,7 +78,9 @@ def read_entries(
         name, parameter = named[index]
         for entry, value in entries.items():
             kind, at, key = entry.partition("@")
-            if at:
+            if at and kind == MADE_WITH:
+                saved.made_with.append(key)
+            elif at:
                 tensor = value.detach().clone().to(parameter.device)
                 saved.operator.setdefault(key, {})[kind] = tensor
                 saved.parameters_at[key] = (name,)

@@ -99,7 +99,7 @@ class SVGD(VirtualGradientDescent):
             if torch.compiler.is_compiling():
                 numbers = getattr(mirrors, mirrors.prepare(index))
                 return RMSSettings(numbers[0], numbers[1], numbers[2], numbers[3], numbers)
-            group = optimizer.param_groups[index]
+            group = optimizer._numbering.groups[index]
             return RMSSettings(group["scale"], group["rho"], group["eps"])
 
         operator = RMS(
@@ -131,7 +131,7 @@ class SVGD(VirtualGradientDescent):
             optimizer = this()
             assert optimizer is not None
             name = optimizer._attached().intercept.parameters_at[key][0]
-            group = optimizer.param_groups[optimizer._group_index[name]]
+            group = optimizer._numbering.groups[optimizer._group_index[name]]
             return float(group["rho"])
 
         operator.rho_at = rho_at
