@@ -12,7 +12,7 @@ needs no backward formula of its own: both pull-backs are autograd's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -37,6 +37,9 @@ class Transform(Protocol):
 
     def norm_sums(self, g: Tensor, normalized: Normalized) -> Tensor | None:
         """Return the gradients of a batch norm's weight and bias, as rows; None without kernel."""
+
+    def end_pass(self) -> None:
+        """Be told that the graph is freed: the pass is consumed, whether T runs or not."""
 
 
 Transforms = dict[str, Transform]
@@ -68,7 +71,7 @@ class Join(torch.autograd.Function):
         """Return g for main, and T_k(g) for every shadow."""
         if g is None:
             return None, None, None, *(None for _ in ctx.transforms)
-        refuse_create_graph()
+        begin_backward(ctx.transforms)
         wanted = [is_wanted(ctx, 1 + k) for k in range(len(ctx.transforms))]
         return (
             None,
@@ -81,12 +84,27 @@ class Join(torch.autograd.Function):
         )
 
 
+def begin_backward(transforms: Iterable[Transform]) -> None:
+    """Of an op: refuse a backward pass that records itself, and end the forward pass.
+
+    The forward pass ends where its graph is freed, also by ``torch.autograd.grad(loss, x)``, which
+    asks for no T: the next one is no second use of the layers, though ``loss`` may be alive still.
+    (Compiled passes are told apart by other means.)
+    """
+    if torch.compiler.is_compiling():
+        return
+    refuse_create_graph()
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        for transform in transforms:
+            transform.end_pass()
+
+
 def refuse_create_graph() -> None:
     """Raise inside a backward pass that records itself: T has no derivative.
 
     (Compiled ones are refused by torch.)
     """
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if torch.is_grad_enabled():
         raise DoubleBackwardError.of(
             given="backward with create_graph=True through an op with a virtual gradient",
             allowed="create_graph=False: T has a state and no derivative",
@@ -155,8 +173,8 @@ def transformed_gradients(
         row_axis: the axis of g that is the first one of weight and bias, if the caller can
             multiply their gradients instead of g.
     """
-    refuse_create_graph()
     transforms: Transforms = ctx.transforms
+    begin_backward(transforms.values())
     edges = ctx.next_functions  # made anew at every look
     done: dict[int, Incoming] = {}
     incoming: list[Incoming | None] = []

@@ -86,6 +86,10 @@ class Transform:
         unscaled = g.to(torch.promote_types(g.dtype, torch.float32)) / scale
         return (apply_operator(self.operator, unscaled, self.site) * scale).to(g.dtype)
 
+    def end_pass(self) -> None:
+        """Be told that the graph is freed: the pass is consumed, whether T runs or not."""
+        self.current.consumed = True
+
     def row_factor(self, g: Tensor, axis: int) -> Tensor | None:
         """Return f where T(g) is f g with one number per index of the axis; else None.
 

@@ -1,0 +1,84 @@
+"""Gradients taken by ``torch.autograd.grad``, or for some parameters: beside training, or for it.
+
+The oracle is the same gradient by one ``backward()``, or by graphs of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from twin import LR, SCALE
+
+from virtualgrad import SVGD
+
+BATCH = 6
+
+
+class Product(nn.Module):
+    """x W, by the sign for it."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(*shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.matrix
+
+
+LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
+    "linear": lambda: [nn.Linear(4, 5)],
+    "product": lambda: [Product(4, 5)],
+    "layer norm": lambda: [nn.LayerNorm(4), nn.Linear(4, 5)],
+    "batch norm": lambda: [nn.BatchNorm1d(4), nn.Linear(4, 5)],
+    "convolution": lambda: [nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 5, 4), nn.Flatten()],
+}
+
+
+def network(layers: str = "linear") -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*LAYERS[layers](), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def batch(seed: int = 1) -> Tensor:
+    return torch.randn(BATCH, 4, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).pow(3).mean()
+
+
+def r_of(optimizer: Any) -> dict[str, Tensor]:
+    return copy.deepcopy({key: state["r"] for key, state in optimizer.operator.state.items()})
+
+
+def attacked(model: nn.Module, optimizer: SVGD, attack_steps: int, *, drop: bool) -> None:
+    """A step of adversarial training; ``drop`` the graph of each attack before the next."""
+    optimizer.zero_grad()
+    z = batch(attack_steps)
+    for _ in range(attack_steps):
+        z.requires_grad_()
+        loss = loss_of(model, z)
+        (g,) = torch.autograd.grad(loss, z)
+        z = (z + 0.1 * g.sign()).detach()
+        if drop:
+            del loss
+    loss_of(model, z).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_adversarial_training_does_not_shift_the_sites(layers: str) -> None:
+    """The last attack's loss is still alive in the next forward pass, its graph freed."""
+    found = []
+    for drop in (False, True):
+        model = network(layers)
+        optimizer = SVGD(model, LR, scale=SCALE)
+        for attack_steps in (1, 2, 3, 1):
+            attacked(model, optimizer, attack_steps, drop=drop)
+        found.append({**r_of(optimizer), **model.state_dict()})
+    torch.testing.assert_close(*found, rtol=1e-10, atol=0)
