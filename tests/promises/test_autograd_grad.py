@@ -82,3 +82,24 @@ def test_adversarial_training_does_not_shift_the_sites(layers: str) -> None:
             attacked(model, optimizer, attack_steps, drop=drop)
         found.append({**r_of(optimizer), **model.state_dict()})
     torch.testing.assert_close(*found, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("x_needs_grad", [False, True])
+def test_a_product_goes_back_after_a_step_as_with_sgd(x_needs_grad: bool) -> None:
+    """The factor that the step changes is saved only for the gradient of the other one."""
+    raised = []
+    for make in (lambda m: torch.optim.SGD(m.parameters(), LR), lambda m: SVGD(m, LR)):
+        torch.manual_seed(0)
+        model = Product(4, 5).double()
+        optimizer = make(model)
+        loss = loss_of(model, batch().requires_grad_(x_needs_grad))
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            raised.append(True)
+        else:
+            raised.append(False)
+    assert raised == [x_needs_grad, x_needs_grad]
