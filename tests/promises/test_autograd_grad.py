@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from twin import LR, SCALE
 
 from virtualgrad import SVGD
+from virtualgrad.errors import TransformError
 
 BATCH = 6
 
@@ -82,6 +83,28 @@ def test_adversarial_training_does_not_shift_the_sites(layers: str) -> None:
             attacked(model, optimizer, attack_steps, drop=drop)
         found.append({**r_of(optimizer), **model.state_dict()})
     torch.testing.assert_close(*found, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_a_batch_of_gradients_is_refused_where_t_acts(layers: str) -> None:
+    model = network(layers)
+    optimizer = SVGD(model, LR)
+    x = batch().requires_grad_()
+    y = model(x)
+    several = torch.eye(y.numel(), dtype=y.dtype).view(-1, *y.shape)
+
+    def take(of: Any) -> Any:
+        return torch.autograd.grad(y, of, several, is_grads_batched=True, retain_graph=True)
+
+    with pytest.raises(TransformError, match=r"is_grads_batched=True.*one by one"):
+        take(list(model.parameters()))
+    assert not optimizer.operator.has_prepared()
+    if layers == "linear":  # the input's are as without T
+        (found,) = take(x)
+        with optimizer:
+            pass
+        (expected,) = torch.autograd.grad(model(x), x, several, is_grads_batched=True)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("x_needs_grad", [False, True])

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
-from virtualgrad.errors import OperatorError
+from virtualgrad.errors import OperatorError, TransformError
 from virtualgrad.operators import Operator, StatefulOperator, apply_operator, identity
 from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.sites import Site
@@ -65,6 +66,7 @@ class Transform:
     def __call__(self, g: Tensor) -> Tensor:
         """Return T(g); the pass is consumed by it."""
         if not torch.compiler.is_compiling():
+            refuse_batched(g, self.site)
             self.current.consumed = True
             earlier = self._earlier()
             self._keep(g, earlier)
@@ -109,6 +111,7 @@ class Transform:
         made_by = getattr(self.operator, method, None)
         if made_by is None or self._earlier() is not None:
             return None
+        refuse_batched(g, self.site)
         made: Tensor | None = made_by(g, self.site, how)
         if made is not None:
             self.current.consumed = True
@@ -128,3 +131,14 @@ class Transform:
         if epoch is not None and torch._C._autograd._get_current_graph_task_keep_graph():
             whole = g.clone() if earlier is None else earlier + g
             self.current.kept[self.site.key] = (epoch, whole)
+
+
+def refuse_batched(g: Tensor, site: Site) -> None:
+    """Raise for many gradients in one (``is_grads_batched=True``): T has one state for them."""
+    if is_legacy_batchedtensor(g) or is_batchedtensor(g):
+        raise TransformError.of(
+            given=f"torch.autograd.grad with is_grads_batched=True through {site.key}",
+            allowed="one gradient at a time, or a batch of them for the model's input alone: the "
+            "state of T is that of one",
+            todo="take them one by one (retain_graph=True), or call optimizer.detach() before",
+        )
