@@ -18,6 +18,7 @@ from virtualgrad import SVGD
 from virtualgrad.errors import TransformError
 
 BATCH = 6
+READINGS: dict[str, dict[str, Any]] = {"r of before": {"stale": True}, "r updated first": {}}
 
 
 class Product(nn.Module):
@@ -57,6 +58,25 @@ def r_of(optimizer: Any) -> dict[str, Tensor]:
     return copy.deepcopy({key: state["r"] for key, state in optimizer.operator.state.items()})
 
 
+def committed(optimizer: SVGD) -> dict[str, Tensor]:
+    optimizer.step()
+    return r_of(optimizer)
+
+
+def all_at_once(loss: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, parameters)
+
+
+def one_by_one(loss: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(torch.autograd.grad(loss, p, retain_graph=True)[0] for p in parameters)
+
+
+def in_two_calls(loss: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+    loss.backward(inputs=[p for p in parameters if p.dim() > 1], retain_graph=True)
+    loss.backward(inputs=[p for p in parameters if p.dim() == 1])
+    return tuple(p.grad for p in parameters)
+
+
 def attacked(model: nn.Module, optimizer: SVGD, attack_steps: int, *, drop: bool) -> None:
     """A step of adversarial training; ``drop`` the graph of each attack before the next."""
     optimizer.zero_grad()
@@ -83,6 +103,67 @@ def test_adversarial_training_does_not_shift_the_sites(layers: str) -> None:
             attacked(model, optimizer, attack_steps, drop=drop)
         found.append({**r_of(optimizer), **model.state_dict()})
     torch.testing.assert_close(*found, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("take", [one_by_one, in_two_calls])
+def test_parameter_by_parameter_is_all_at_once(take: Any, layers: str, reading: str) -> None:
+    found = []
+    for way in (take, all_at_once):
+        model = network(layers)
+        optimizer = SVGD(model, LR, scale=SCALE, **READINGS[reading])
+        for seed in (1, 2):
+            gradients = way(loss_of(model, batch(seed)), list(model.parameters()))
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                p.grad = gradient
+            r = committed(optimizer)
+            optimizer.zero_grad()
+        found.append((gradients, r))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=0)
+
+
+def test_two_losses_parameter_by_parameter_are_one_gradient() -> None:
+    """With the r of before: gradients and r are those of the summed loss."""
+    found = []
+    for is_summed in (False, True):
+        model = network()
+        optimizer = SVGD(model, LR, scale=SCALE, stale=True)
+        y = model(batch())
+        losses = (y.cos().mean(), y.sin().mean())
+        for p in model.parameters():
+            for loss in [sum(losses)] if is_summed else losses:
+                (gradient,) = torch.autograd.grad(loss, p, retain_graph=True)
+                p.grad = gradient if p.grad is None else p.grad + gradient
+        gradients = [p.grad.clone() for p in model.parameters()]
+        found.append((gradients, committed(optimizer)))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_gradient_taken_for_a_look_is_not_counted(when: str, layers: str, reading: str) -> None:
+    """As the weight between two losses of an adversarial autoencoder is found."""
+    found = []
+    for looks in (True, False):
+        model = network(layers)
+        optimizer = SVGD(model, LR, scale=SCALE, **READINGS[reading])
+        for seed in (1, 2):
+            optimizer.zero_grad()
+            y = model(batch(seed))
+            loss = y.pow(3).mean()
+            looked = [next(model.parameters()), model[-1].weight]
+            if looks and when == "before":
+                torch.autograd.grad(loss, looked, retain_graph=True)
+                torch.autograd.grad(y.cos().mean(), looked, retain_graph=True)
+            loss.backward(retain_graph=True)
+            if looks and when == "after":
+                torch.autograd.grad(y.cos().mean(), looked, retain_graph=True)
+            gradients = [p.grad.clone() for p in model.parameters()]
+            optimizer.step()
+        found.append((gradients, r_of(optimizer)))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize("layers", LAYERS)
