@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from twin import LR, SCALE
 
-from virtualgrad import SVGD
+from virtualgrad import SVGD, VirtualGradientDescent
 from virtualgrad.errors import TransformError
+from virtualgrad.operators import RMS, Clip, compose
 
 BATCH = 6
 READINGS: dict[str, dict[str, Any]] = {"r of before": {"stale": True}, "r updated first": {}}
@@ -207,3 +209,40 @@ def test_a_product_goes_back_after_a_step_as_with_sgd(x_needs_grad: bool) -> Non
         else:
             raised.append(False)
     assert raised == [x_needs_grad, x_needs_grad]
+
+
+COMPOSED: dict[str, Callable[..., Any]] = {
+    "alone": lambda **options: compose(RMS(SCALE, **options)),
+    "with what is linear": lambda **options: compose(lambda g, _: 2 * g, RMS(SCALE, **options)),
+    "behind what is linear": lambda **options: compose(RMS(SCALE, **options), lambda g, _: 2 * g),
+    "below a Clip": lambda **options: compose(Clip(1e9), RMS(SCALE, **options)),
+    "of two": lambda **options: compose(RMS(SCALE, **options), RMS(SCALE, **options)),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0], ids=["loss as it is", "loss scaled"])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_passes_through_one_graph_are_one_to_a_composition(name: str, scale: float) -> None:
+    """With the r of before: gradients and r are those of the summed loss."""
+    found = []
+    for is_summed in (False, True):
+        model = network()
+        operator = COMPOSED[name](stale=True)
+        optimizer = VirtualGradientDescent(
+            model, LR, operator, grad_scaler=GradScaler("cpu", init_scale=scale)
+        )
+        for seed in (1, 2):
+            optimizer.zero_grad()
+            y = model(batch(seed))
+            first, second = scale * y.cos().mean(), scale * y.pow(3).mean()
+            if is_summed:
+                (first + second).backward()
+            else:
+                first.backward(retain_graph=True)
+                second.backward()
+            gradients = [p.grad / scale for p in model.parameters()]
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                p.grad = gradient
+            optimizer.step()
+        found.append((gradients, copy.deepcopy(operator.state)))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-13)

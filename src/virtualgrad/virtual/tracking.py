@@ -174,9 +174,16 @@ class Transform:
         return self._by("again", g, earlier)
 
     def _by(self, method: str, *gradients: Tensor) -> Tensor:
-        """What a method of the operator makes of gradients at the site."""
-        made: Tensor = getattr(self.operator, method)(*gradients, self.site)
-        return made
+        """What a method of the operator makes of gradients, without the loss's factor as above."""
+        make = getattr(self.operator, method)
+        scale = self.current.loss_scale
+        if scale == 1 or getattr(self.operator, "loss_scale", None) is not None:
+            made: Tensor = make(*gradients, self.site)
+            return made
+        dtype = gradients[0].dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        made = make(*(g.to(wide) / scale for g in gradients), self.site)
+        return (made * scale).to(dtype)
 
 
 def refuse_batched(g: Tensor, site: Site) -> None:
