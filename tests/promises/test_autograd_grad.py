@@ -246,3 +246,43 @@ def test_passes_through_one_graph_are_one_to_a_composition(name: str, scale: flo
             optimizer.step()
         found.append((gradients, copy.deepcopy(operator.state)))
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-13)
+
+
+def by_backward(model: nn.Module) -> None:
+    for seed in (1, 2, 3):
+        loss_of(model, batch(seed)).backward()
+
+
+def into_grad_at_once(model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    for seed in (1, 2, 3):
+        gradients = torch.autograd.grad(loss_of(model, batch(seed)), parameters)
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient if p.grad is None else p.grad + gradient
+
+
+def into_grad_at_the_end(model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    parts = [torch.autograd.grad(loss_of(model, batch(seed)), parameters) for seed in (1, 2, 3)]
+    for p, *gradients in zip(parameters, *parts, strict=True):
+        p.grad = sum(gradients[1:], gradients[0])
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_micro_batches_added_up_by_hand(reading: str) -> None:
+    """As documented: in ``.grad`` after each of them; kept elsewhere, they seem thrown away."""
+    found = {}
+    for way in (by_backward, into_grad_at_once, into_grad_at_the_end):
+        model = network()
+        optimizer = SVGD(model, LR, scale=SCALE, **READINGS[reading])
+        way(model)
+        found[way.__name__] = {**committed(optimizer), **model.state_dict()}
+    torch.testing.assert_close(
+        found["into_grad_at_once"], found["by_backward"], rtol=1e-10, atol=1e-13
+    )
+    model = network()
+    optimizer = SVGD(model, LR, scale=SCALE, **READINGS[reading])
+    loss_of(model, batch(3)).backward()
+    last = committed(optimizer)
+    of_last = {key: found["into_grad_at_the_end"][key] for key in last}
+    torch.testing.assert_close(of_last, last, rtol=1e-10, atol=1e-13)
