@@ -217,6 +217,35 @@ class Compose(StatefulOperator):
         """Return the composition of the members on g."""
         return _Chain(self.operators)(g, site)
 
+    @property
+    def epoch(self) -> int | None:
+        """Commits and rollbacks so far; None where a member takes every pass for another batch."""
+        epochs: list[Any] = [getattr(operator, "epoch", None) for operator in self.stateful]
+        return None if not epochs or None in epochs else sum(epochs)
+
+    def again(self, g: Tensor, earlier: Tensor, site: Site) -> Tensor:
+        """Return T(g) of a further pass through a graph that has brought ``earlier`` already.
+
+        Each member gets what those before it make of the two. What was earlier is then counted:
+        with the r of before it becomes what it was, with r updated first what it would be now.
+        """
+        for operator in reversed(self.operators):
+            if isinstance(operator, StatefulOperator):
+                g = operator.again(g, earlier, site)  # type: ignore[attr-defined]
+                earlier = operator.same(earlier, site)  # type: ignore[attr-defined]
+            else:
+                g, earlier = (apply_operator(operator, one, site) for one in (g, earlier))
+        return g
+
+    def same(self, g: Tensor, site: Site) -> Tensor:
+        """Return T(g) of a g that is counted already; nothing is prepared."""
+        for operator in reversed(self.operators):
+            if isinstance(operator, StatefulOperator):
+                g = operator.same(g, site)  # type: ignore[attr-defined]
+            else:
+                g = apply_operator(operator, g, site)
+        return g
+
     def at(self, site: Site, sigma: Tensor) -> Operator:
         """The composition of the members at a site."""
         return _Chain(

@@ -199,6 +199,22 @@ class RMS(StatefulOperator):
         factor = self._gather_again(running, viewed, before, numbers)
         return _product(viewed, factor.view(running.broadcast_shape)).view(g.shape)
 
+    def same(self, g: Tensor, site: Site) -> Tensor:
+        """Return T(g) of a g that is counted already, for another parameter of the site.
+
+        By the r that is known by now; nothing is prepared.
+        """
+        if self.learns_nothing(g) or not self.is_plain:
+            return self(g, site)
+        numbers = self.settings(site)
+        running = self._find(g, site)
+        if running.compiled is None:
+            factor = self._factor_of(running, numbers)
+        else:
+            factor = factor_by(running.r if self.stale else running.compiled.candidate, numbers)
+        viewed = g if running.view is None else g.reshape(running.view)
+        return _product(viewed, factor.view(running.broadcast_shape)).view(g.shape)
+
     def _find(self, g: Tensor, site: Site) -> Running:
         """What is kept for a site that an eager pass has come to."""
         running = self.sites.kept.get(site.key)

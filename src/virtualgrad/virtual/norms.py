@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators.kernels_of_sums import Normalized
-from virtualgrad.virtual.ops import Transforms, is_wanted, transformed_gradients
+from virtualgrad.virtual.asked import is_wanted
+from virtualgrad.virtual.ops import Transforms, asked_of, transformed_gradients
 
 BEHIND_INPUT: dict[str, Any] = {
     "weight": None,
@@ -123,5 +124,6 @@ def _sums(ctx: Any, g: Tensor, normalized: Normalized) -> Tensor | None:
         return None
     if not (is_wanted(ctx, 1) and is_wanted(ctx, 2)):
         return None
-    sums: Tensor | None = transform.norm_sums(g, normalized)
+    asked = asked_of(ctx, transform, [1, 2])
+    sums: Tensor | None = transform.norm_sums(g, normalized, asked)
     return sums

@@ -12,7 +12,7 @@ needs no backward formula of its own: both pull-backs are autograd's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from virtualgrad.errors import DoubleBackwardError
 from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.virtual.asked import Asked, asked_behind, is_wanted
+from virtualgrad.virtual.tracking import Pass
 
 CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 CONTAINERS = (list, tuple, dict)
@@ -27,15 +29,19 @@ MAY_HOLD_TENSORS = (Tensor, *CONTAINERS)
 
 
 class Transform(Protocol):
-    """g -> T(g) at one site."""
+    """g -> T(g) at one site; ``asked``, where the graph is kept or was, says for which leaves."""
 
-    def __call__(self, g: Tensor, /) -> Tensor:
+    current: Pass
+
+    def __call__(self, g: Tensor, asked: Asked | None = None, /) -> Tensor:
         """Return T(g)."""
 
-    def row_factor(self, g: Tensor, axis: int) -> Tensor | None:
+    def row_factor(self, g: Tensor, axis: int, asked: Asked | None = None) -> Tensor | None:
         """Return f where T(g) is f g with one number per index of the axis; else None."""
 
-    def norm_sums(self, g: Tensor, normalized: Normalized) -> Tensor | None:
+    def norm_sums(
+        self, g: Tensor, normalized: Normalized, asked: Asked | None = None
+    ) -> Tensor | None:
         """Return the gradients of a batch norm's weight and bias, as rows; None without kernel."""
 
 
@@ -68,17 +74,47 @@ class Join(torch.autograd.Function):
         """Return g for main, and T_k(g) for every shadow."""
         if g is None:
             return None, None, None, *(None for _ in ctx.transforms)
-        refuse_create_graph()
+        begin_backward(ctx.transforms)
         wanted = [is_wanted(ctx, 1 + k) for k in range(len(ctx.transforms))]
         return (
             None,
             None,
             g,
             *(
-                transform(g) if asked else None
-                for transform, asked in zip(ctx.transforms, wanted, strict=True)
+                transform(g, asked_of(ctx, transform, [1 + k])) if wanted[k] else None
+                for k, transform in enumerate(ctx.transforms)
             ),
         )
+
+
+def begin_backward(transforms: Iterable[Transform]) -> None:
+    """Of an op: refuse a backward pass that records itself, and end the forward pass.
+
+    The forward pass ends where its graph is freed, also by ``torch.autograd.grad(loss, x)``, which
+    asks for no T: the next one is no second use of the layers, though ``loss`` may be alive still.
+    (Compiled passes are told apart by other means.)
+    """
+    if torch.compiler.is_compiling():
+        return
+    refuse_create_graph()
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        for transform in transforms:
+            transform.current.consumed = True
+
+
+def asked_of(
+    ctx: Any, transform: Transform, operands: Iterable[int], edges: Any = None
+) -> Asked | None:
+    """For which leaves behind its operands a T is to run, where several passes may come for it.
+
+    None where the graph is not kept and was not before: then there is one pass, for all of them.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    if not transform.current.kept and not torch._C._autograd._get_current_graph_task_keep_graph():
+        return None
+    edges = edges or ctx.next_functions
+    return asked_behind(edges[operand][0] for operand in operands)
 
 
 def refuse_create_graph() -> None:
@@ -86,35 +122,12 @@ def refuse_create_graph() -> None:
 
     (Compiled ones are refused by torch.)
     """
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if torch.is_grad_enabled():
         raise DoubleBackwardError.of(
             given="backward with create_graph=True through an op with a virtual gradient",
             allowed="create_graph=False: T has a state and no derivative",
             todo="take such gradients before attaching, or after optimizer.detach()",
         )
-
-
-def is_wanted(ctx: Any, operand: int, edges: Any = None) -> bool:
-    """Whether this backward pass goes on to a tensor operand of a Function.
-
-    ``torch.autograd.grad(loss, x)`` passes through the ops but asks for no parameter: T must not
-    run then, nor learn from it. (``needs_input_grad`` only says what could be asked for.) A
-    compiled backward pass computes everything that could be asked for.
-
-    Args:
-        ctx: of the Function.
-        operand: which of its tensors.
-        edges: its ``next_functions``, from one who has them already.
-    """
-    if edges is None and torch.compiler.is_compiling():
-        return bool(ctx.needs_input_grad[operand + 2])
-    node = (edges or ctx.next_functions)[operand][0]
-    if node is None:
-        return False
-    try:
-        return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # a leaf that torch.autograd.grad captures instead of executing
-        return True
 
 
 class Incoming(NamedTuple):
@@ -155,8 +168,8 @@ def transformed_gradients(
         row_axis: the axis of g that is the first one of weight and bias, if the caller can
             multiply their gradients instead of g.
     """
-    refuse_create_graph()
     transforms: Transforms = ctx.transforms
+    begin_backward(transforms.values())
     edges = ctx.next_functions  # made anew at every look
     done: dict[int, Incoming] = {}
     incoming: list[Incoming | None] = []
@@ -168,8 +181,14 @@ def transformed_gradients(
             incoming.append(Incoming(g))
         else:
             if id(transform) not in done:
-                rows = None if row_axis is None else transform.row_factor(g, row_axis)
-                done[id(transform)] = Incoming(transform(g)) if rows is None else Incoming(g, rows)
+                served = (
+                    k for k, name in enumerate(arguments) if transforms.get(name) is transform
+                )
+                asked = asked_of(ctx, transform, served, edges)
+                rows = None if row_axis is None else transform.row_factor(g, row_axis, asked)
+                done[id(transform)] = (
+                    Incoming(transform(g, asked)) if rows is None else Incoming(g, rows)
+                )
             incoming.append(done[id(transform)])
     return incoming + [None] * (len(arguments) - len(incoming))
 

@@ -66,7 +66,10 @@ class Matmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, transforms: Transforms, a: Tensor, b: Tensor) -> Tensor:
         """Run torch.matmul."""
-        ctx.save_for_backward(a, b)
+        needs_a, needs_b = ctx.needs_input_grad[1:]
+        # As autograd does: each only for the gradient of the other, so that a step may change it.
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+        ctx.kinds = ((a.shape, a.dtype), (b.shape, b.dtype))
         ctx.transforms = transforms
         ctx.set_materialize_grads(False)
         return torch.matmul(a, b)
@@ -77,9 +80,15 @@ class Matmul(torch.autograd.Function):
         if g is None:
             return None, None, None
         a, b = ctx.saved_tensors
+        (shape_a, dtype_a), (shape_b, dtype_b) = ctx.kinds
         for_a, for_b = transformed_gradients(ctx, g, ("input", "other"), ctx.needs_input_grad[1:])
-        grad_a = None if for_a is None else _left(for_a.g, a, b).to(a.dtype)
-        grad_b = None if for_b is None else _right(for_b.g, a, b).to(b.dtype)
+        grad_a = grad_b = None
+        if for_a is not None:
+            of_products = _of_products(for_a.g, shape_a, shape_b)
+            grad_a = _left(of_products, b, shape_a).to(dtype_a)
+        if for_b is not None:
+            of_products = _of_products(for_b.g, shape_a, shape_b)
+            grad_b = _right(of_products, a, shape_b).to(dtype_b)
         return None, grad_a, grad_b
 
 
@@ -88,32 +97,28 @@ def rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
 
-def _left(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The gradient g b^T of the left factor, summed over what was broadcast."""
-    g, b_matrix = _as_matrices(g, a, b)
-    b_matrix = b_matrix.to(g.dtype)
-    if a.dim() == 2 and b_matrix.dim() > 2:  # one product instead of a batch of them and a sum
+def _left(g: Tensor, b: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient g b^T of the left factor, of some shape, summed over what was broadcast."""
+    b_matrix = (b if b.dim() > 1 else b.unsqueeze(-1)).to(g.dtype)
+    if len(shape) == 2 and b_matrix.dim() > 2:  # one product instead of a batch of them and a sum
         columns = g.movedim(-2, 0).flatten(1)
         return columns @ b_matrix.movedim(-2, 0).flatten(1).t()
-    return (g @ b_matrix.mT).sum_to_size(a.shape if a.dim() > 1 else (1, *a.shape)).reshape(a.shape)
+    return (g @ b_matrix.mT).sum_to_size(shape if len(shape) > 1 else (1, *shape)).reshape(shape)
 
 
-def _right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The gradient a^T g of the right factor, summed over what was broadcast."""
-    g, _ = _as_matrices(g, a, b)
+def _right(g: Tensor, a: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient a^T g of the right factor, of some shape, summed over what was broadcast."""
     a_matrix = (a if a.dim() > 1 else a.unsqueeze(0)).to(g.dtype)
-    if b.dim() <= 2:  # one product instead of a batch of them and a sum
-        return (rows(a_matrix).t() @ rows(g)).reshape(b.shape)
-    return (a_matrix.mT @ g).sum_to_size(b.shape)
+    if len(shape) <= 2:  # one product instead of a batch of them and a sum
+        return (rows(a_matrix).t() @ rows(g)).reshape(shape)
+    return (a_matrix.mT @ g).sum_to_size(shape)
 
 
-def _as_matrices(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Give g the row and column that vectors lack, and b its column."""
-    if b.dim() == 1:
-        g, b = g.unsqueeze(-1), b.unsqueeze(-1)
-    if a.dim() == 1:
-        g = g.unsqueeze(-2)
-    return g, b
+def _of_products(g: Tensor, left: torch.Size, right: torch.Size) -> Tensor:
+    """Give g the column and the row that it lacks where a factor was a vector."""
+    if len(right) == 1:
+        g = g.unsqueeze(-1)
+    return g.unsqueeze(-2) if len(left) == 1 else g
 
 
 PRODUCTS: dict[str, tuple[Any, tuple[str, ...]]] = {

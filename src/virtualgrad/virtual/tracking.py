@@ -7,11 +7,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
-from virtualgrad.errors import OperatorError
+from virtualgrad.errors import OperatorError, TransformError
 from virtualgrad.operators import Operator, StatefulOperator, apply_operator, identity
 from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.sites import Site
+from virtualgrad.virtual.asked import Asked
+
+
+@dataclass
+class Brought:
+    """What backward passes have brought to a site through one graph that they kept.
+
+    Attributes:
+        epoch: of T, in which they did.
+        g: their sum, each g once.
+        times: leaf -> how many of them have pulled T(g) into it.
+        is_look: all of them were ``torch.autograd.grad``.
+    """
+
+    epoch: int
+    g: Tensor
+    times: dict[int, int]
+    is_look: bool
 
 
 @dataclass
@@ -20,8 +39,8 @@ class Pass:
 
     The graph holds it, so it also ends when a graph is thrown away without a backward pass.
     ``loss_scale`` is the factor of the loss (a GradScaler's), ``ranks`` the number of processes
-    that share the batch. ``kept`` has the g that backward passes have brought to a site while they
-    kept the graph, and the epoch of T in which they did.
+    that share the batch. ``kept`` has what backward passes have brought to a site while they kept
+    the graph.
     """
 
     batch_size: int | None
@@ -30,7 +49,7 @@ class Pass:
     consumed: bool = False
     loss_scale: float = 1.0
     ranks: int = 1
-    kept: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    kept: dict[str, Brought] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,15 +81,16 @@ class Transform:
         self.site = site
         self.current = current
 
-    def __call__(self, g: Tensor) -> Tensor:
+    def __call__(self, g: Tensor, asked: Asked | None = None, /) -> Tensor:
         """Return T(g); the pass is consumed by it."""
         if not torch.compiler.is_compiling():
+            refuse_batched(g, self.site)
             self.current.consumed = True
-            earlier = self._earlier()
-            self._keep(g, earlier)
-            if earlier is not None:
-                again: Tensor = self.operator.again(g, earlier, self.site)  # type: ignore[attr-defined]
-                return again
+            if asked is not None:
+                brought = self._brought()
+                if brought is not None:
+                    return self._of_further_pass(g, asked, brought)
+                self._keep(g, asked)
         scale = self.current.loss_scale
         knows = getattr(self.operator, "loss_scale", None) is not None
         if scale == 1 or knows or self.operator is identity:
@@ -86,41 +106,92 @@ class Transform:
         unscaled = g.to(torch.promote_types(g.dtype, torch.float32)) / scale
         return (apply_operator(self.operator, unscaled, self.site) * scale).to(g.dtype)
 
-    def row_factor(self, g: Tensor, axis: int) -> Tensor | None:
+    def row_factor(self, g: Tensor, axis: int, asked: Asked | None = None) -> Tensor | None:
         """Return f where T(g) is f g with one number per index of the axis; else None.
 
         If there is one, it stands for the call of this: the pass is consumed by it.
         """
-        return self._in_its_place("row_factor", g, axis)
+        return self._in_its_place("row_factor", g, axis, asked)
 
-    def norm_sums(self, g: Tensor, normalized: Normalized) -> Tensor | None:
+    def norm_sums(
+        self, g: Tensor, normalized: Normalized, asked: Asked | None = None
+    ) -> Tensor | None:
         """Return the gradients of a batch norm's weight and bias under T, as rows; else None.
 
         If there are some, they stand for the call of this, as a row's factor does.
         """
-        return self._in_its_place("norm_sums", g, normalized)
+        return self._in_its_place("norm_sums", g, normalized, asked)
 
-    def _in_its_place(self, method: str, g: Tensor, how: Any) -> Tensor | None:
+    def _in_its_place(self, method: str, g: Tensor, how: Any, asked: Asked | None) -> Tensor | None:
         """What a method of the operator makes of g without T(g); None where there is none."""
         made_by = getattr(self.operator, method, None)
-        if made_by is None or self._earlier() is not None:
+        if made_by is None or (asked is not None and self._brought() is not None):
             return None
+        refuse_batched(g, self.site)
         made: Tensor | None = made_by(g, self.site, how)
         if made is not None:
             self.current.consumed = True
-            self._keep(g, None)
+            if asked is not None:
+                self._keep(g, asked)
         return made
 
-    def _earlier(self) -> Tensor | None:
-        """What this graph has brought to the site since the last commit, if it was kept."""
-        kept = self.current.kept.get(self.site.key)
-        if kept is None or kept[0] != getattr(self.operator, "epoch", None):
-            return None
-        return kept[1]
+    # ---------------------------------------------------------------- a graph that is kept
 
-    def _keep(self, g: Tensor, earlier: Tensor | None) -> None:
+    def _brought(self) -> Brought | None:
+        """What this graph has brought to the site since the last commit, if it was kept."""
+        brought = self.current.kept.get(self.site.key)
+        if brought is None or brought.epoch != getattr(self.operator, "epoch", None):
+            return None
+        return brought
+
+    def _keep(self, g: Tensor, asked: Asked) -> None:
         """Note g for a further pass through the graph, if there may be one (``retain_graph``)."""
         epoch = getattr(self.operator, "epoch", None)
         if epoch is not None and torch._C._autograd._get_current_graph_task_keep_graph():
-            whole = g.clone() if earlier is None else earlier + g
-            self.current.kept[self.site.key] = (epoch, whole)
+            times = dict.fromkeys(asked.leaves, 1)
+            self.current.kept[self.site.key] = Brought(epoch, g.clone(), times, asked.is_look)
+
+    def _of_further_pass(self, g: Tensor, asked: Asked, brought: Brought) -> Tensor:
+        """Return T(g) of a further pass through the graph; what it brings is counted once.
+
+        A parameter that is asked for again gets another g, which adds to the first. One that was
+        not asked for yet gets the g that others have got. A look (``torch.autograd.grad``) beside
+        ``backward()`` does not count: what was only looked at makes room for what is accumulated.
+        """
+        if asked.is_look and not brought.is_look:
+            return self._by("same", g)
+        if brought.is_look and not asked.is_look:
+            self._by("again", g - brought.g, brought.g)
+            brought.g, brought.is_look = g.clone(), False
+            brought.times = dict.fromkeys(asked.leaves, 1)
+            return self._by("same", g)
+        before = max(brought.times.values())
+        for leaf in asked.leaves:
+            brought.times[leaf] = brought.times.get(leaf, 0) + 1
+        if max(brought.times.values()) == before:
+            return self._by("same", g)
+        earlier, brought.g = brought.g, brought.g + g
+        return self._by("again", g, earlier)
+
+    def _by(self, method: str, *gradients: Tensor) -> Tensor:
+        """What a method of the operator makes of gradients, without the loss's factor as above."""
+        make = getattr(self.operator, method)
+        scale = self.current.loss_scale
+        if scale == 1 or getattr(self.operator, "loss_scale", None) is not None:
+            made: Tensor = make(*gradients, self.site)
+            return made
+        dtype = gradients[0].dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        made = make(*(g.to(wide) / scale for g in gradients), self.site)
+        return (made * scale).to(dtype)
+
+
+def refuse_batched(g: Tensor, site: Site) -> None:
+    """Raise for many gradients in one (``is_grads_batched=True``): T has one state for them."""
+    if is_legacy_batchedtensor(g) or is_batchedtensor(g):
+        raise TransformError.of(
+            given=f"torch.autograd.grad with is_grads_batched=True through {site.key}",
+            allowed="one gradient at a time, or a batch of them for the model's input alone: the "
+            "state of T is that of one",
+            todo="take them one by one (retain_graph=True), or call optimizer.detach() before",
+        )
