@@ -10,8 +10,9 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ class Attachment:
         self.active = True
         self.cleared: Callable[[], None] = lambda: None  # by model.zero_grad
         self._modules: list[nn.Module] = []
+        self._turn = threading.Lock()  # held while a pass runs
+        self._thread: int | None = None  # that holds it
         self.refresh()
 
     def refresh(self) -> None:
@@ -67,7 +70,15 @@ class Attachment:
         self.detach()
 
     def call(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run a module's forward under the interception."""
+        """Run a module's forward under the interception, in the thread of the pass.
+
+        Torch function modes are on in one thread only: ops in others would not be seen.
+        """
+        if not torch.compiler.is_compiling() and self._thread != threading.get_ident():
+            return self._take_turn(path, forward, module, args, kwargs)
+        return self._run(path, forward, module, args, kwargs)
+
+    def _run(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         intercept = self.intercept
         outer, intercept.path = intercept.path, path
         try:
@@ -84,6 +95,19 @@ class Attachment:
                 intercept.leave()
         finally:
             intercept.path = outer
+
+    def _take_turn(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a module in a thread in which no pass runs yet; raise if one does in another."""
+        if torch.compiler.is_compiling():  # it comes here behind a graph break
+            return self._run(path, forward, module, args, kwargs)
+        if not self._turn.acquire(blocking=False):
+            refuse_thread(path)
+        self._thread = threading.get_ident()
+        try:
+            return self._run(path, forward, module, args, kwargs)
+        finally:
+            self._thread = None
+            self._turn.release()
 
 
 def attachments_of(model: nn.Module) -> list[Attachment]:
@@ -217,6 +241,18 @@ def require_attachable(model: nn.Module) -> None:
                 allowed="modules that run themselves: DataParallel runs copies of them",
                 todo="use torch.nn.parallel.DistributedDataParallel",
             )
+
+
+def refuse_thread(path: str) -> NoReturn:
+    """Raise where a module runs while a pass of its model is under way in another thread."""
+    raise ModelError.of(
+        given=f"the module {path or '(model)'!r} in the thread {threading.current_thread().name!r} "
+        "while a forward pass of its model runs in another thread",
+        allowed="one thread at a time: the ops of others are not seen, and their gradients would "
+        "be plain ones",
+        todo="run the layers in the thread of the forward pass, or give each thread a "
+        "copy.deepcopy of the model with an optimizer of its own",
+    )
 
 
 @never_traced("virtualgrad: FSDP2 or torch.compile, not yet both")
