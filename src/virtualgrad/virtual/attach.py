@@ -11,18 +11,18 @@ import copyreg
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
-from virtualgrad.compiling import fixed, never_traced
+from virtualgrad.compiling import fixed, never_traced, settled_while_tracing
 from virtualgrad.errors import ModelError
+from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.leaves import leaf_of
-from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.synchronised import seen
 
 
@@ -40,6 +40,7 @@ class Attachment:
         self._modules: list[nn.Module] = []
         self._turn = threading.Lock()  # held while a pass runs
         self._thread: int | None = None  # that holds it
+        self._has_warned = False  # of inputs without a tensor
         self.refresh()
 
     def refresh(self) -> None:
@@ -84,7 +85,7 @@ class Attachment:
         try:
             if outer is not None:
                 return forward(module, *args, **kwargs)
-            intercept.begin(batch_size((args, kwargs), fixed(intercept.batch_dim)), module.training)
+            intercept.begin(self._batch_size(module, args, kwargs), module.training)
             try:
                 with intercept:
                     return forward(module, *args, **kwargs)
@@ -95,6 +96,28 @@ class Attachment:
                 intercept.leave()
         finally:
             intercept.path = outer
+
+    def _batch_size(self, module: nn.Module, args: Any, kwargs: Any) -> int | None:
+        """The number of samples in the inputs of a pass, if there are any."""
+        size = batch_size((args, kwargs), fixed(self.intercept.batch_dim))
+        if size is None and not is_recomputing():
+            strange = strange_in(args, kwargs)
+            if strange and not tensors_of((args, kwargs), True):
+                self._warn(type(module).__name__, strange)
+        return size
+
+    @settled_while_tracing
+    def _warn(self, name: str, strange: str) -> None:
+        """Tell once of inputs in which there is no tensor."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{name} was called with {strange}, in which no tensor was found: the number of "
+                "samples is not known, and rows in which samples and positions are folded are all "
+                "taken for samples. Pass tensors, tuples, dicts or dataclasses of them, whose axis "
+                "batch_dim counts the samples",
+                stacklevel=2,
+            )
 
     def _take_turn(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run a module in a thread in which no pass runs yet; raise if one does in another."""
@@ -108,6 +131,11 @@ class Attachment:
         finally:
             self._thread = None
             self._turn.release()
+
+
+def is_recomputing() -> bool:
+    """Whether a backward pass runs a part of the forward again (a checkpoint)."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def attachments_of(model: nn.Module) -> list[Attachment]:
@@ -185,32 +213,6 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
     }
     cls: type[nn.Module] = type(base.__name__, (base,), namespace)
     return cls
-
-
-def batch_size(arguments: Any, batch_dim: int) -> int | None:
-    """Number of samples: the size of the first input tensor along ``batch_dim``.
-
-    A size of one counts only if no input has another: it may be a value for the whole batch.
-    """
-    packed = _packed_in(arguments)
-    if packed:
-        return int(packed[0].batch_sizes[0])
-    sizes = [t.shape[batch_dim] for t in tensors_in(arguments) if t.dim() > batch_dim]
-    several = [size for size in sizes if size != 1]
-    if several:
-        return several[0]
-    return sizes[0] if sizes else None
-
-
-def _packed_in(value: Any) -> list[PackedSequence]:
-    """All packed sequences in (nested) arguments."""
-    if isinstance(value, PackedSequence):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [packed for item in value for packed in _packed_in(item)]
-    return []
 
 
 def unwrap(model: nn.Module) -> nn.Module:
