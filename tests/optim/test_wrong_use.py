@@ -95,6 +95,44 @@ def test_script_modules_hide_their_ops() -> None:
         SVGD(nn.Sequential(scripted), 0.1)
 
 
+class NeedsKeyword(nn.Linear):
+    """A class that is made with a keyword, as its subclasses have to be."""
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        super().__init_subclass__()
+
+
+def test_a_class_that_refuses_subclasses_leaves_the_model_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(NeedsKeyword(3, 2)))
+    message = r"NeedsKeyword at '1\.0'.*\(TypeError: .*'kind'.*__init_subclass__"
+    with pytest.raises(errors.ModelError, match=message) as caught:
+        SVGD(model, 0.1)
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert [type(module) for module in model.modules()] == [
+        nn.Sequential,
+        nn.Linear,
+        nn.Sequential,
+        NeedsKeyword,
+    ]
+    model(torch.ones(5, 4)).sum().backward()  # plain, and by nobody's leave
+    assert torch.equal(model[1][0].bias.grad, torch.full((2,), 5.0))
+    model[1] = nn.Linear(3, 2)
+    optimizer = SVGD(model, 0.1)
+    model.append(nn.Sequential(nn.Linear(2, 2), NeedsKeyword(2, 2)))
+    with pytest.raises(errors.ModelError, match=r"NeedsKeyword at '2\.1'"):
+        optimizer.add_param_group({"params": model[2].parameters()})
+    assert [type(module) for module in model[2].modules()] == [
+        nn.Sequential,
+        nn.Linear,
+        NeedsKeyword,
+    ]
+    del model[2]
+    model(torch.randn(5, 4)).square().mean().backward()
+    optimizer.step()
+    assert sorted(optimizer.operator.state) == ["0:linear(weight)", "1:linear(weight)"]
+
+
 def test_parameters_of_another_model() -> None:
     with pytest.raises(errors.ModelError, match="entry 0 of params="):
         SVGD(network(), 0.1, params=network().parameters())

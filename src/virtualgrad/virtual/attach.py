@@ -47,10 +47,30 @@ class Attachment:
         """Attach to modules that have come to the model since."""
         require_attachable(self.model)
         known = {id(module) for module in self._modules}
-        for path, module in self.model.named_modules():
-            if id(module) not in known and next(module.parameters(), None) is not None:
-                module.__class__ = _attached_class(self, module, path)
-                self._modules.append(module)
+        count = len(self._modules)
+        try:
+            for path, module in self.model.named_modules():
+                if id(module) not in known and next(module.parameters(), None) is not None:
+                    self._attach(module, path)
+        except BaseException:
+            for module in self._modules[count:]:  # all of them, or none
+                module.__class__ = type(module).__base__  # type: ignore[assignment]
+            del self._modules[count:]
+            raise
+
+    def _attach(self, module: nn.Module, path: str) -> None:
+        """Give a module a class of its own; raise where its class does not let us."""
+        try:
+            module.__class__ = _attached_class(self, module, path)
+        except Exception as error:
+            raise ModelError.of(
+                given=f"{type(module).__name__} at {path or 'the top of the model'!r}, of which no "
+                f"subclass can be made ({type(error).__name__}: {error})",
+                allowed="modules whose class can have a subclass, by which their ops are seen",
+                todo="let its __init_subclass__ and its metaclass do without further arguments, "
+                "or pass the part of the model that leaves it out",
+            ) from error
+        self._modules.append(module)
 
     def detach(self) -> None:
         """Put the model back as it was; classes that others put on top stay, and do nothing."""
