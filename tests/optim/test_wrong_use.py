@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from virtualgrad import SVGD, VirtualGradientDescent, errors, operators, virtual_grad
 
@@ -48,6 +49,10 @@ def good_step(model: nn.Module, optimizer: SVGD, size: int = 6) -> None:
             {"lr": 0.1, "nonfinite": "warn"},
             "nonfinite='warn'; allowed: 'raise' or 'skip' or 'ignore'",
         ),
+        ({"lr": 0.1, "batch_dim": "a"}, "batch_dim='a'; allowed: an integer >= 0"),
+        ({"lr": 0.1, "batch_dim": True}, "batch_dim=True"),
+        ({"lr": 0.1, "batch_dim": 1.0}, "batch_dim=1.0"),
+        ({"lr": 0.1, "batch_dim": -2}, "batch_dim=-2.*counted from the front"),
     ],
 )
 def test_hyperparameters_outside_their_range(options: dict, message: str) -> None:
@@ -131,6 +136,49 @@ def test_a_class_that_refuses_subclasses_leaves_the_model_as_it_was() -> None:
     model(torch.randn(5, 4)).square().mean().backward()
     optimizer.step()
     assert sorted(optimizer.operator.state) == ["0:linear(weight)", "1:linear(weight)"]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_inputs_without_the_axis_of_the_samples(compiled: bool) -> None:
+    """Everything works on good input afterwards, as if it had been the first."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    plain = copy.deepcopy(model)
+    run = torch.compile(model, backend="eager") if compiled else model
+    message = r"batch_dim=2 for Linear, .*shape \(8, 4\).*a tensor with more than 2 axes"
+    with SVGD(model, 0.1, batch_dim=2) as optimizer:
+        with pytest.raises(errors.HyperparameterError, match=message):
+            run(torch.randn(8, 4).double())
+        x = torch.randn(5, 2, 8, 4).double()
+        run(x).square().mean().backward()
+        (weight, bias) = virtual_grad(
+            plain(x).square().mean(), plain.parameters(), operators.RMS(), batch_size=8, batch_dim=2
+        )
+        torch.testing.assert_close(model.weight.grad, weight, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(model.bias.grad, bias, rtol=1e-12, atol=1e-14)
+        optimizer.step()
+
+
+def test_inputs_that_need_no_axis_of_samples() -> None:
+    """A number for the whole batch is no batch, and a checkpoint may begin behind a reshape."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = [checkpoint(self.layer, row, use_reentrant=False) for row in x.flatten(0, 1)]
+            return torch.stack(rows)
+
+    model = Rows()
+    with SVGD(model, 0.1, batch_dim=1):
+        model(torch.randn(2, 3, 4).double()).sum().backward()
+    scaled = nn.Embedding(5, 3)
+    with SVGD(scaled, 0.1):
+        scaled(torch.tensor(2)).sum().backward()
+    assert scaled.weight.grad is not None
 
 
 def test_parameters_of_another_model() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from virtualgrad.compiling import fixed, never_traced, settled_while_tracing
-from virtualgrad.errors import ModelError
+from virtualgrad.errors import HyperparameterError, ModelError
 from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.leaves import leaf_of
@@ -119,10 +119,15 @@ class Attachment:
 
     def _batch_size(self, module: nn.Module, args: Any, kwargs: Any) -> int | None:
         """The number of samples in the inputs of a pass, if there are any."""
-        size = batch_size((args, kwargs), fixed(self.intercept.batch_dim))
+        batch_dim = fixed(self.intercept.batch_dim)
+        size = batch_size((args, kwargs), batch_dim)
         if size is None and not is_recomputing():
+            found = tensors_of((args, kwargs), True)
+            shapes = [tuple(each.shape) for each in found if isinstance(each, Tensor)]
             strange = strange_in(args, kwargs)
-            if strange and not tensors_of((args, kwargs), True):
+            if shapes and batch_dim > 0:  # a tensor without axes is no batch, but needs none
+                refuse_inputs(type(module).__name__, batch_dim, str(shapes[0]))
+            elif strange and not shapes:
                 self._warn(type(module).__name__, strange)
         return size
 
@@ -296,6 +301,16 @@ def refuse_compiled_pair(path: str) -> None:
         allowed="one of them on a compiled model; both on one that runs eagerly",
         todo="give one optimizer several parameter groups: params=[{'params': ..., 'lr': ...}, "
         "...]; each may have its own lr, scale, rho and eps",
+    )
+
+
+@never_traced("virtualgrad: the inputs have no axis batch_dim")
+def refuse_inputs(name: str, batch_dim: int, shape: str) -> None:
+    """Raise where no tensor among the inputs has the axis that is to count samples."""
+    raise HyperparameterError.of(
+        given=f"batch_dim={batch_dim} for {name}, whose first input has the shape {shape}",
+        allowed=f"inputs among which there is a tensor with more than {batch_dim} axes",
+        todo="choose for batch_dim the axis of the inputs that counts samples, from 0 on",
     )
 
 
