@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from virtualgrad import SVGD, VirtualGradientDescent, errors, operators, virtual_grad
 
@@ -53,6 +54,10 @@ def good_step(model: nn.Module, optimizer: SVGD, size: int = 6) -> None:
             {"lr": 0.1, "nonfinite": "warn"},
             "nonfinite='warn'; allowed: 'raise' or 'skip' or 'ignore'",
         ),
+        ({"lr": 0.1, "batch_dim": "a"}, "batch_dim='a'; allowed: an integer >= 0"),
+        ({"lr": 0.1, "batch_dim": True}, "batch_dim=True"),
+        ({"lr": 0.1, "batch_dim": 1.0}, "batch_dim=1.0"),
+        ({"lr": 0.1, "batch_dim": -2}, "batch_dim=-2.*counted from the front"),
     ],
 )
 def test_hyperparameters_outside_their_range(options: dict, message: str) -> None:
@@ -98,6 +103,87 @@ def test_script_modules_hide_their_ops() -> None:
     scripted = torch.jit.trace(nn.Linear(2, 2), torch.randn(1, 2))
     with pytest.raises(errors.ModelError, match="ScriptModule hides its ops"):
         SVGD(nn.Sequential(scripted), 0.1)
+
+
+class NeedsKeyword(nn.Linear):
+    """A class that is made with a keyword, as its subclasses have to be."""
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        super().__init_subclass__()
+
+
+def test_a_class_that_refuses_subclasses_leaves_the_model_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(NeedsKeyword(3, 2)))
+    message = r"NeedsKeyword at '1\.0'.*\(TypeError: .*'kind'.*__init_subclass__"
+    with pytest.raises(errors.ModelError, match=message) as caught:
+        SVGD(model, 0.1)
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert [type(module) for module in model.modules()] == [
+        nn.Sequential,
+        nn.Linear,
+        nn.Sequential,
+        NeedsKeyword,
+    ]
+    model(torch.ones(5, 4)).sum().backward()  # plain, and by nobody's leave
+    assert torch.equal(model[1][0].bias.grad, torch.full((2,), 5.0))
+    model[1] = nn.Linear(3, 2)
+    optimizer = SVGD(model, 0.1)
+    model.append(nn.Sequential(nn.Linear(2, 2), NeedsKeyword(2, 2)))
+    with pytest.raises(errors.ModelError, match=r"NeedsKeyword at '2\.1'"):
+        optimizer.add_param_group({"params": model[2].parameters()})
+    assert [type(module) for module in model[2].modules()] == [
+        nn.Sequential,
+        nn.Linear,
+        NeedsKeyword,
+    ]
+    del model[2]
+    model(torch.randn(5, 4)).square().mean().backward()
+    optimizer.step()
+    assert sorted(optimizer.operator.state) == ["0:linear(weight)", "1:linear(weight)"]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_inputs_without_the_axis_of_the_samples(compiled: bool) -> None:
+    """Everything works on good input afterwards, as if it had been the first."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    plain = copy.deepcopy(model)
+    run = torch.compile(model, backend="eager") if compiled else model
+    message = r"batch_dim=2 for Linear, .*shape \(8, 4\).*a tensor with more than 2 axes"
+    with SVGD(model, 0.1, batch_dim=2) as optimizer:
+        with pytest.raises(errors.HyperparameterError, match=message):
+            run(torch.randn(8, 4).double())
+        x = torch.randn(5, 2, 8, 4).double()
+        run(x).square().mean().backward()
+        (weight, bias) = virtual_grad(
+            plain(x).square().mean(), plain.parameters(), operators.RMS(), batch_size=8, batch_dim=2
+        )
+        torch.testing.assert_close(model.weight.grad, weight, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(model.bias.grad, bias, rtol=1e-12, atol=1e-14)
+        optimizer.step()
+
+
+def test_inputs_that_need_no_axis_of_samples() -> None:
+    """A number for the whole batch is no batch, and a checkpoint may begin behind a reshape."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = [checkpoint(self.layer, row, use_reentrant=False) for row in x.flatten(0, 1)]
+            return torch.stack(rows)
+
+    model = Rows()
+    with SVGD(model, 0.1, batch_dim=1):
+        model(torch.randn(2, 3, 4).double()).sum().backward()
+    scaled = nn.Embedding(5, 3)
+    with SVGD(scaled, 0.1):
+        scaled(torch.tensor(2)).sum().backward()
+    assert scaled.weight.grad is not None
 
 
 def test_parameters_of_another_model() -> None:

@@ -56,6 +56,20 @@ def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         )
 
 
+def require_batch_dim(batch_dim: Any) -> None:
+    """Raise unless ``batch_dim`` is an axis, counted from the front.
+
+    From the end it would be another one in sigma than in the inputs, which may have other axes.
+    """
+    if not isinstance(batch_dim, int) or isinstance(batch_dim, bool) or batch_dim < 0:
+        raise HyperparameterError.of(
+            given=f"batch_dim={batch_dim!r}",
+            allowed="an integer >= 0: the axis of the inputs that counts samples, counted from the "
+            "front",
+            todo="choose 0, or 1 for time-first sequences",
+        )
+
+
 def require_parameters(parameters: Mapping[str, Tensor], model: nn.Module) -> None:
     """Raise for a model with nothing to train."""
     if not parameters:

@@ -89,6 +89,7 @@ class VirtualGradientDescent(Optimizer):
         checks.require_choice("nonfinite", nonfinite, ("raise", "skip", "ignore"))
         checks.require_predicate(where)
         checks.require_operator(operator)
+        checks.require_batch_dim(batch_dim)
         named = named_parameters(model)
         checks.require_parameters(named, model)
         defaults |= {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}

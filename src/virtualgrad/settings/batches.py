@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from virtualgrad.errors import LossError, ModelError, NonFiniteError, VirtualGradError
 from virtualgrad.optim import checks
-from virtualgrad.virtual import attach, unwrap
+from virtualgrad.virtual import unwrap
+from virtualgrad.virtual.inputs import batch_size
 from virtualgrad.virtual.ops import tensors_in
 
 LossFunction = Callable[..., Tensor]
@@ -59,7 +60,7 @@ def is_pair(batch: Any) -> bool:
 
 def samples_in(batch: Any, batch_dim: int = 0) -> int | None:
     """The number m of samples of a batch, read off the model's input as the optimizer does."""
-    return attach.batch_size(batch[0] if is_pair(batch) else batch, batch_dim)
+    return batch_size(batch[0] if is_pair(batch) else batch, batch_dim)
 
 
 def take(batches: Iterable[Any], count: int) -> list[Any]:

@@ -10,18 +10,19 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
+import threading
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
-from virtualgrad.compiling import fixed, never_traced
-from virtualgrad.errors import ModelError
+from virtualgrad.compiling import fixed, never_traced, settled_while_tracing
+from virtualgrad.errors import HyperparameterError, ModelError
+from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.leaves import leaf_of
-from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.synchronised import seen
 
 
@@ -37,16 +38,39 @@ class Attachment:
         self.active = True
         self.cleared: Callable[[], None] = lambda: None  # by model.zero_grad
         self._modules: list[nn.Module] = []
+        self._turn = threading.Lock()  # held while a pass runs
+        self._thread: int | None = None  # that holds it
+        self._has_warned = False  # of inputs without a tensor
         self.refresh()
 
     def refresh(self) -> None:
         """Attach to modules that have come to the model since."""
         require_attachable(self.model)
         known = {id(module) for module in self._modules}
-        for path, module in self.model.named_modules():
-            if id(module) not in known and next(module.parameters(), None) is not None:
-                module.__class__ = _attached_class(self, module, path)
-                self._modules.append(module)
+        count = len(self._modules)
+        try:
+            for path, module in self.model.named_modules():
+                if id(module) not in known and next(module.parameters(), None) is not None:
+                    self._attach(module, path)
+        except BaseException:
+            for module in self._modules[count:]:  # all of them, or none
+                module.__class__ = type(module).__base__  # type: ignore[assignment]
+            del self._modules[count:]
+            raise
+
+    def _attach(self, module: nn.Module, path: str) -> None:
+        """Give a module a class of its own; raise where its class does not let us."""
+        try:
+            module.__class__ = _attached_class(self, module, path)
+        except Exception as error:
+            raise ModelError.of(
+                given=f"{type(module).__name__} at {path or 'the top of the model'!r}, of which no "
+                f"subclass can be made ({type(error).__name__}: {error})",
+                allowed="modules whose class can have a subclass, by which their ops are seen",
+                todo="let its __init_subclass__ and its metaclass do without further arguments, "
+                "or pass the part of the model that leaves it out",
+            ) from error
+        self._modules.append(module)
 
     def detach(self) -> None:
         """Put the model back as it was; classes that others put on top stay, and do nothing."""
@@ -67,13 +91,21 @@ class Attachment:
         self.detach()
 
     def call(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run a module's forward under the interception."""
+        """Run a module's forward under the interception, in the thread of the pass.
+
+        Torch function modes are on in one thread only: ops in others would not be seen.
+        """
+        if not torch.compiler.is_compiling() and self._thread != threading.get_ident():
+            return self._take_turn(path, forward, module, args, kwargs)
+        return self._run(path, forward, module, args, kwargs)
+
+    def _run(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         intercept = self.intercept
         outer, intercept.path = intercept.path, path
         try:
             if outer is not None:
                 return forward(module, *args, **kwargs)
-            intercept.begin(batch_size((args, kwargs), fixed(intercept.batch_dim)), module.training)
+            intercept.begin(self._batch_size(module, args, kwargs), module.training)
             try:
                 with intercept:
                     return forward(module, *args, **kwargs)
@@ -84,6 +116,51 @@ class Attachment:
                 intercept.leave()
         finally:
             intercept.path = outer
+
+    def _batch_size(self, module: nn.Module, args: Any, kwargs: Any) -> int | None:
+        """The number of samples in the inputs of a pass, if there are any."""
+        batch_dim = fixed(self.intercept.batch_dim)
+        size = batch_size((args, kwargs), batch_dim)
+        if size is None and not is_recomputing():
+            found = tensors_of((args, kwargs), True)
+            shapes = [tuple(each.shape) for each in found if isinstance(each, Tensor)]
+            strange = strange_in(args, kwargs)
+            if shapes and batch_dim > 0:  # a tensor without axes is no batch, but needs none
+                refuse_inputs(type(module).__name__, batch_dim, str(shapes[0]))
+            elif strange and not shapes:
+                self._warn(type(module).__name__, strange)
+        return size
+
+    @settled_while_tracing
+    def _warn(self, name: str, strange: str) -> None:
+        """Tell once of inputs in which there is no tensor."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{name} was called with {strange}, in which no tensor was found: the number of "
+                "samples is not known, and rows in which samples and positions are folded are all "
+                "taken for samples. Pass tensors, tuples, dicts or dataclasses of them, whose axis "
+                "batch_dim counts the samples",
+                stacklevel=2,
+            )
+
+    def _take_turn(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a module in a thread in which no pass runs yet; raise if one does in another."""
+        if torch.compiler.is_compiling():  # it comes here behind a graph break
+            return self._run(path, forward, module, args, kwargs)
+        if not self._turn.acquire(blocking=False):
+            refuse_thread(path)
+        self._thread = threading.get_ident()
+        try:
+            return self._run(path, forward, module, args, kwargs)
+        finally:
+            self._thread = None
+            self._turn.release()
+
+
+def is_recomputing() -> bool:
+    """Whether a backward pass runs a part of the forward again (a checkpoint)."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def attachments_of(model: nn.Module) -> list[Attachment]:
@@ -164,32 +241,6 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
     return cls
 
 
-def batch_size(arguments: Any, batch_dim: int) -> int | None:
-    """Number of samples: the size of the first input tensor along ``batch_dim``.
-
-    A size of one counts only if no input has another: it may be a value for the whole batch.
-    """
-    packed = _packed_in(arguments)
-    if packed:
-        return int(packed[0].batch_sizes[0])
-    sizes = [t.shape[batch_dim] for t in tensors_in(arguments) if t.dim() > batch_dim]
-    several = [size for size in sizes if size != 1]
-    if several:
-        return several[0]
-    return sizes[0] if sizes else None
-
-
-def _packed_in(value: Any) -> list[PackedSequence]:
-    """All packed sequences in (nested) arguments."""
-    if isinstance(value, PackedSequence):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [packed for item in value for packed in _packed_in(item)]
-    return []
-
-
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's model inside DistributedDataParallel and torch.compile's wrappers."""
     while True:
@@ -220,6 +271,18 @@ def require_attachable(model: nn.Module) -> None:
             )
 
 
+def refuse_thread(path: str) -> NoReturn:
+    """Raise where a module runs while a pass of its model is under way in another thread."""
+    raise ModelError.of(
+        given=f"the module {path or '(model)'!r} in the thread {threading.current_thread().name!r} "
+        "while a forward pass of its model runs in another thread",
+        allowed="one thread at a time: the ops of others are not seen, and their gradients would "
+        "be plain ones",
+        todo="run the layers in the thread of the forward pass, or give each thread a "
+        "copy.deepcopy of the model with an optimizer of its own",
+    )
+
+
 @never_traced("virtualgrad: FSDP2 or torch.compile, not yet both")
 def refuse_compiled_shards(path: str) -> None:
     """Raise where sharded parameters meet a compiler: it knows the gathered ones by no name."""
@@ -239,6 +302,16 @@ def refuse_compiled_pair(path: str) -> None:
         allowed="one of them on a compiled model; both on one that runs eagerly",
         todo="give one optimizer several parameter groups: params=[{'params': ..., 'lr': ...}, "
         "...]; each may have its own lr, scale, rho and eps",
+    )
+
+
+@never_traced("virtualgrad: the inputs have no axis batch_dim")
+def refuse_inputs(name: str, batch_dim: int, shape: str) -> None:
+    """Raise where no tensor among the inputs has the axis that is to count samples."""
+    raise HyperparameterError.of(
+        given=f"batch_dim={batch_dim} for {name}, whose first input has the shape {shape}",
+        allowed=f"inputs among which there is a tensor with more than {batch_dim} axes",
+        todo="choose for batch_dim the axis of the inputs that counts samples, from 0 on",
     )
 
 
