@@ -147,6 +147,15 @@ class Positions(nn.Module):
         return torch.tanh(self.token(x) + self.position(where)) * self.scale
 
 
+def partly_overwritten(m: nn.Module, x: Tensor) -> Tensor:
+    """Copies of which a part is overwritten, through an index or through a view of them."""
+    first, second, third = m.w.clone(), m.w.clone(), m.w.clone()
+    first[0] = 0
+    second[1].exp_()
+    third.t()[1].relu_()
+    return x @ first + x @ second + x @ third + x @ m.w.clone()
+
+
 def in_float(layer: nn.Module) -> Callable[[], nn.Module]:
     return lambda: layer
 
@@ -254,6 +263,7 @@ CASES: dict[str, Case] = {
         ),
         floats(BATCH, 3, 5),
     ),
+    "raw copies overwritten in part": Case(raw(partly_overwritten, w=(5, 4)), floats(BATCH, 5)),
     "raw views": Case(
         raw(lambda m, x: x @ m.w.view(2, 5, 4)[1] + x @ m.w.chunk(2)[0], w=(10, 4)),
         floats(BATCH, 5),
