@@ -138,3 +138,46 @@ def test_a_value_changed_outside_of_the_graph_stays_the_parameter(
     model, x = model_of(forward), torch.randn(BATCH, INPUTS)
     expected = x.t() @ g_of(forward(model, x)).sign()
     torch.testing.assert_close(gradients(model, x)["weight"], expected, rtol=1e-12, atol=0)
+
+
+def doubled_in_place(m: nn.Module, x: Tensor) -> Tensor:
+    w = m.weight.clone()
+    w.t()[0].mul_(2)
+    return x @ w
+
+
+def test_a_part_of_a_copy_is_a_parameter_of_its_own() -> None:
+    """T acts where a column is doubled; the others reach x @ w in a tensor that is not W's copy."""
+    model, x = model_of(doubled_in_place), torch.randn(BATCH, INPUTS)
+    expected = x.t() @ g_of(model(x))
+    expected[:, 0] = 2 * expected[:, 0].sign()
+    torch.testing.assert_close(gradients(model, x)["weight"], expected, rtol=1e-12, atol=0)
+
+
+def test_a_parameter_itself_is_overwritten_by_nobody() -> None:
+    """Torch's own error, as without an optimizer."""
+    model = model_of(lambda m, x: x @ m.weight.mul_(2))
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        gradients(model, torch.randn(BATCH, INPUTS))
+
+
+def test_a_copy_that_is_left_out_passes_t_on() -> None:
+    """``where`` leaves the copied parameter out: its plain gradient, and T for the other."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        w = m.weight.clone()
+        w *= m.gain
+        return x @ w
+
+    model, x = model_of(forward), torch.randn(BATCH, INPUTS)
+    g = x.t() @ g_of(model(x))
+    intercept = Intercept(
+        named_parameters(model), Sign(), where=lambda site: "gain" in site.parameters
+    )
+    for _ in range(2):  # it is asked in the first pass only
+        model.zero_grad()
+        with Attachment(model, intercept):
+            loss_of(model(x)).backward()
+        expected = (g * model.gain).detach(), (g.sign() * model.weight).sum(0).detach()
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=0)
