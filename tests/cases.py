@@ -147,6 +147,37 @@ class Positions(nn.Module):
         return torch.tanh(self.token(x) + self.position(where)) * self.scale
 
 
+def scaled_copy(m: nn.Module, x: Tensor) -> Tensor:
+    """A copy of a parameter that another one scales and shifts, in place: it is W no more."""
+    w = m.w.clone()
+    w *= m.scale
+    y = torch.tanh(x @ w)
+    v = m.v.clone()
+    v += m.shift
+    return y @ v
+
+
+def changed_copies(m: nn.Module, x: Tensor) -> Tensor:
+    """Copies and casts that an op with no other parameter changes in place."""
+    doubled = m.w.clone()
+    doubled.mul_(2)
+    centred = m.v.to(x.dtype, copy=True)
+    centred.sub_(centred.mean(0))
+    shifted = m.b.expand(x.shape).clone()
+    shifted += x
+    shifted /= 2
+    return shifted @ doubled @ centred
+
+
+def partly_overwritten(m: nn.Module, x: Tensor) -> Tensor:
+    """Copies of which a part is overwritten, through an index or through a view of them."""
+    first, second, third = m.w.clone(), m.w.clone(), m.w.clone()
+    first[0] = 0
+    second[1].exp_()
+    third.t()[1].relu_()
+    return x @ first + x @ second + x @ third + x @ m.w.clone()
+
+
 def in_float(layer: nn.Module) -> Callable[[], nn.Module]:
     return lambda: layer
 
@@ -291,6 +322,13 @@ CASES: dict[str, Case] = {
         ),
         floats(BATCH, 3, 5),
     ),
+    "raw copies scaled in place": Case(
+        raw(scaled_copy, w=(5, 4), scale=(4,), v=(4, 3), shift=(3,)), floats(BATCH, 5)
+    ),
+    "raw copies changed in place": Case(
+        raw(changed_copies, w=(5, 4), v=(4, 3), b=(5,)), floats(BATCH, 5)
+    ),
+    "raw copies overwritten in part": Case(raw(partly_overwritten, w=(5, 4)), floats(BATCH, 5)),
     "raw views": Case(
         raw(lambda m, x: x @ m.w.view(2, 5, 4)[1] + x @ m.w.chunk(2)[0], w=(10, 4)),
         floats(BATCH, 5),

@@ -36,6 +36,7 @@ LINEAR_OPS: dict[str, Callable[[Tensor, Pick], Tensor]] = {
     "shift by a copy": lambda x, p: x - p("vector").expand(x.shape).contiguous(),
     "shift in place": lambda x, p: (x * 1).add_(p("vector")),
     "scale in place": lambda x, p: (x * 1).mul_(p("vector")),
+    "copy scaled in place": lambda x, p: x @ p("matrix").clone().mul_(p("vector")),
     "divide": lambda x, p: x + p("vector") / (2 + x.square()),
     "where": lambda x, p: torch.where(x > 0, x, p("vector")),
     "look up": lambda x, p: x + F.embedding((x.detach().abs().sum(-1) % 3).long(), p("table")),

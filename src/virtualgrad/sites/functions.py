@@ -66,9 +66,12 @@ class FunctionRule:
 
     @functools.cached_property
     def weight(self) -> tuple[int, str]:
-        """Position and name of the first argument in which the function is linear (by name)."""
+        """Position and name of the first argument in which the function is linear (by name).
+
+        In place it is the last one: of ``x += theta``, x is seldom a parameter.
+        """
         names = [name for name in self.names if name in self.roles]
-        name = "weight" if "weight" in names else names[0]
+        name = "weight" if "weight" in names else names[-1 if self.in_place else 0]
         return self.names.index(name), name
 
     def bind(self, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
@@ -213,13 +216,13 @@ _add("addcdiv", "input:bias tensor1:weight", broadcast, torch.addcdiv, T.addcdiv
 _add("where", "condition input:weight other:weight", broadcast, torch.where)
 _add("where", "input:weight condition other:weight", broadcast, T.where)
 _add("masked_fill", "input:weight mask", broadcast, torch.masked_fill, T.masked_fill)
-for op, out_of_place, overwriting in (
-    ("add", torch.add, (T.add_, T.__iadd__)),
-    ("sub", torch.sub, (T.sub_, T.__isub__)),
-    ("mul", torch.mul, (T.mul_, T.__imul__)),
+for op, roles, out_of_place, overwriting in (
+    ("add", "input:bias other:bias", torch.add, (T.add_, T.__iadd__)),
+    ("sub", "input:bias other:bias", torch.sub, (T.sub_, T.subtract_, T.__isub__)),
+    ("mul", "input:weight other:weight", torch.mul, (T.mul_, T.multiply_, T.__imul__)),
+    ("div", "input:weight other", torch.div, (T.div_, T.true_divide_, T.__itruediv__)),
 ):
-    _roles = f"input other:{'weight' if op == 'mul' else 'bias'}"
-    _add(op, _roles, broadcast, *overwriting, pull_back=out_of_place, in_place=True)
+    _add(op, roles, broadcast, *overwriting, pull_back=out_of_place, in_place=True)
 
 _add("cat", "tensors:weight", concatenated, torch.cat, torch.concat)
 _add("stack", "tensors:weight", every, torch.stack)

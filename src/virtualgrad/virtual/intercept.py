@@ -210,12 +210,9 @@ class Intercept(TorchFunctionMode):
         if torch.compiler.is_compiling() and func is Tensor.unflatten:
             func = torch.unflatten  # the method is written with super(), which is not traced
         result = func(*args, **kwargs)
-        source = args[0] if args and isinstance(args[0], Tensor) else None
-        name = None if source is None else self.tracked.name_of(source)
-        if source is None or name is None:
-            return result
-        strided = self.tracked.strided(source) if kind == "copy" else None
-        self.tracked.add_views(name, result, strided)
+        source = args[0] if args else None
+        if isinstance(source, Tensor):
+            self.tracked.follow(source, result, copied=kind == "copy")
         return result
 
     def _piecewise(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -234,8 +231,13 @@ class Intercept(TorchFunctionMode):
         if func is checkpoint and torch.compiler.is_compiling():
             return self._checkpointed(args, kwargs)
         result = func(*args, **kwargs)
-        if self.tracked.views and isinstance(result, Tensor) and args and result is args[0]:
-            self.tracked.drop_view(result)  # overwritten
+        if (
+            self.tracked.views
+            and torch.compiler.is_compiling()
+            and args
+            and (result is args[0] or func is Tensor.__setitem__)
+        ):
+            self.tracked.drop_overwritten(args[0])
         return result
 
     def _checkpointed(self, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -295,7 +297,10 @@ class Intercept(TorchFunctionMode):
             )
             return sigma
         if call.rule.in_place:
-            return run_in_place(call, plans, current, batch_dim)
+            sigma = run_in_place(call, plans, current, batch_dim)
+            if torch.compiler.is_compiling():
+                self.tracked.drop_overwritten(call.args[0])
+            return sigma
         return run_joined(call, plans, current, batch_dim)
 
     def _chosen_at(self, call: Call) -> Mapping[str, bool]:

@@ -8,6 +8,7 @@ belongs to the op that computes with it. So tensors are followed here by identit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -119,11 +120,15 @@ class TrackedParameters:
     # ---------------------------------------------------------------- views
 
     def view_of(self, tensor: Tensor) -> View | None:
-        """What a tensor is a view of, if it is one of a tracked parameter."""
+        """What a tensor is a view of, if it is one of a tracked parameter.
+
+        A copy that was changed in place is none any more: it has other values.
+        """
         if not self.views:
             return None
         if not torch.compiler.is_compiling():
-            return self.views.get(id(tensor))
+            known = self.views.get(id(tensor))
+            return None if known is None or known.is_overwritten() else known
         for view in self.views.values():  # a compiler would guard the id of an input
             if view.tensor is tensor:
                 return view
@@ -134,25 +139,39 @@ class TrackedParameters:
         view = self.view_of(tensor)
         return tensor if view is None else view.strided
 
-    def add_views(self, name: str, result: Any, strided: Tensor | None) -> None:
+    def follow(self, source: Tensor, result: Any, copied: bool) -> None:
         """Follow a parameter into what a transparent function has made of it.
 
         Args:
-            name: of the parameter.
+            source: what the function was given: the parameter, a view of one, or anything else.
             result: of the function: one tensor, or several.
-            strided: what the function has copied, if it did; its own strides tell nothing.
+            copied: whether the function copies; the strides of a copy tell nothing.
         """
+        name = self.name_of(source)
+        if name is None:
+            return
+        known = self.view_of(source)
+        strided, owner = (source, source) if known is None else (known.strided, known.owner)
         for tensor in tensors_in(result):
-            if tensor.requires_grad:
-                like = tensor if strided is None else strided
-                # A compiler has no id for what it has not made yet.
-                compiling = torch.compiler.is_compiling()
-                key = len(self.views) if compiling else id(tensor)
-                self.views[key] = View(name, tensor, like)
+            if not tensor.requires_grad or tensor is source:
+                continue
+            view = View(name, tensor, *((strided, tensor) if copied else (tensor, owner)))
+            if torch.compiler.is_compiling():  # which has no id for what it has not made yet
+                self.views[len(self.views)] = view
+            else:
+                is_in_parameter = id(tensor._base) in self.names
+                made_by = None if is_in_parameter else tensor.grad_fn
+                self.views[id(tensor)] = replace(view, made_by=made_by, version=tensor._version)
 
-    def drop_view(self, tensor: Tensor) -> None:
-        """A copy of a parameter was overwritten: it is no parameter any more."""
-        self.views = {key: view for key, view in self.views.items() if view.tensor is not tensor}
+    def drop_overwritten(self, tensor: Tensor) -> None:
+        """In a compiled pass: a tensor was overwritten, and with it all that shares its memory.
+
+        (Eagerly every tensor tells it itself, see :meth:`view_of`.)
+        """
+        view = self.view_of(tensor)
+        if view is not None:
+            left = [other for other in self.views.values() if other.owner is not view.owner]
+            self.views = dict(enumerate(left))
 
 
 @settled_while_tracing

@@ -4,7 +4,8 @@
 * **joined**, any other: main and shadow, as :mod:`.ops` has it, at the price of a second forward
   (compiled, of none: one of them is dead code; :mod:`.tokens`, :mod:`.rows` and :mod:`.sums` are
   for what is simpler there);
-* **in place**, ``x op= theta``: as joined, with the shadow made first.
+* **in place**, ``x op= theta``: as joined, with the shadow made first; where x is itself a copy of
+  a parameter, as joined with what x was, and then written into it.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def run_joined(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tenso
 def run_in_place(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tensor:
     """Run ``x op= theta``: the pull-back into theta needs the old x, so take it first."""
     target: Tensor = call.args[0]
+    if any([use.tensor is target for use in call.uses]):
+        return _run_into_copy(call, plans, current, batch_dim)
     plan = plans.of(call, tuple(target.shape), batch_dim)
     old = (target.detach().clone(), *call.args[1:])
     shadows = [call.shadow(part, old, target) for part, _ in plan]
@@ -77,3 +80,18 @@ def run_in_place(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Ten
         target.copy_(sigma)
         return target
     return sigma
+
+
+def _run_into_copy(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tensor:
+    """Run ``w op= x`` where w is a copy of theta: out of place, and then write sigma into w.
+
+    T(g) goes on through what w was, which the op would have overwritten: so w is copied first.
+    """
+    target: Tensor = call.args[0]
+    old = target.clone()
+    uses = [use._replace(tensor=old) if use.tensor is target else use for use in call.uses]
+    function, args = call.rule.pull_back, (old, *call.args[1:])
+    sigma = run_joined(
+        call._replace(function=function, args=args, uses=uses), plans, current, batch_dim
+    )
+    return target.copy_(sigma)

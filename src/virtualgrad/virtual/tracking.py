@@ -57,12 +57,30 @@ class View:
     """A tensor behind which a tracked parameter is still itself: a view, a copy or a cast.
 
     ``strided`` has the same axes, with stride 0 where the parameter was expanded (a copy of an
-    expanded tensor has lost them). Both are kept alive, so that an id stays its tensor's own.
+    expanded tensor has lost them). ``owner`` is the tensor whose memory it shares, as far as a
+    compiler can tell. All are kept alive, so that an id stays its tensor's own. ``made_by`` is the
+    node that made the tensor, and ``version`` what torch counted by then; None of a view of the
+    parameter's own memory, which torch lets nobody overwrite in a graph.
     """
 
     parameter: str
     tensor: Tensor
     strided: Tensor
+    owner: Tensor
+    made_by: Any = None
+    version: int = 0
+
+    def is_overwritten(self) -> bool:
+        """Whether an op has changed the tensor in place, or what it is a view of.
+
+        Another node has made it then. (The node stays where a value was changed unrecorded, under
+        ``no_grad``: there the graph still has the parameter.)
+        """
+        return (
+            self.made_by is not None
+            and self.tensor._version != self.version
+            and self.tensor.grad_fn is not self.made_by
+        )
 
 
 class Transform:
