@@ -178,6 +178,15 @@ def partly_overwritten(m: nn.Module, x: Tensor) -> Tensor:
     return x @ first + x @ second + x @ third + x @ m.w.clone()
 
 
+def other_views(m: nn.Module, x: Tensor) -> Tensor:
+    """Views by functions of several tensors, by the names of arguments, and of nothing new."""
+    transposed = torch.transpose(input=m.w, dim0=0, dim1=1)
+    shift, y = torch.broadcast_tensors(m.b, x @ transposed)
+    row, (column, _) = torch.atleast_2d(m.b), torch.atleast_3d(m.b, x)
+    whole = torch.atleast_2d(m.w).contiguous().requires_grad_()
+    return (y + shift) * row * column.flatten() + x @ whole.t().requires_grad_()
+
+
 def in_float(layer: nn.Module) -> Callable[[], nn.Module]:
     return lambda: layer
 
@@ -329,6 +338,7 @@ CASES: dict[str, Case] = {
         raw(changed_copies, w=(5, 4), v=(4, 3), b=(5,)), floats(BATCH, 5)
     ),
     "raw copies overwritten in part": Case(raw(partly_overwritten, w=(5, 4)), floats(BATCH, 5)),
+    "raw views of several tensors": Case(raw(other_views, w=(4, 5), b=(4,)), floats(BATCH, 5)),
     "raw views": Case(
         raw(lambda m, x: x @ m.w.view(2, 5, 4)[1] + x @ m.w.chunk(2)[0], w=(10, 4)),
         floats(BATCH, 5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -152,6 +153,21 @@ def test_a_part_of_a_copy_is_a_parameter_of_its_own() -> None:
     expected = x.t() @ g_of(model(x))
     expected[:, 0] = 2 * expected[:, 0].sign()
     torch.testing.assert_close(gradients(model, x)["weight"], expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("forward", [doubled_in_place, rounded], ids=["doubled", "rounded"])
+def test_compiled_copies_are_overwritten_alike(
+    forward: Callable[[nn.Module, Tensor], Tensor],
+) -> None:
+    eager, x = model_of(forward), torch.randn(BATCH, INPUTS)
+    compiled = copy.deepcopy(eager)
+    expected = gradients(eager, x)["weight"]
+    torch._dynamo.reset()
+    with Attachment(compiled, Intercept(named_parameters(compiled), Sign())):
+        run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+        loss_of(run(x)).backward()
+    torch.testing.assert_close(compiled.weight.grad, expected, rtol=1e-12, atol=0)
 
 
 def test_a_parameter_itself_is_overwritten_by_nobody() -> None:

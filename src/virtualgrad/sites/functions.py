@@ -244,13 +244,17 @@ def _functions(names: str) -> frozenset[Any]:
 COPIES = _functions("contiguous clone to type type_as float double half bfloat16 cpu cuda")
 """Copies and casts: axis by axis what was copied."""
 
+EACH = _functions("broadcast_tensors atleast_1d atleast_2d atleast_3d")
+"""Views of several tensors at once: one of each, in order."""
+
 TRANSPARENT = (
     COPIES
+    | EACH
     | _functions(
         """t transpose swapaxes swapdims permute movedim moveaxis adjoint view view_as reshape
         reshape_as flatten unflatten ravel squeeze unsqueeze expand expand_as broadcast_to chunk
         split tensor_split split_with_sizes hsplit vsplit dsplit unbind select narrow diagonal
-        as_strided unfold __iter__"""
+        as_strided unfold __iter__ requires_grad_"""
     )
     | {T.T.__get__, T.mT.__get__, T.H.__get__, T.mH.__get__}  # type: ignore[attr-defined]
 )

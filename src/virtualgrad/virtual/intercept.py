@@ -27,6 +27,7 @@ from virtualgrad.operators import Operator
 from virtualgrad.sites import Site, Where, every_linear_site
 from virtualgrad.sites.functions import (
     COPIES,
+    EACH,
     LINEAR,
     TRANSPARENT,
     FunctionRule,
@@ -64,6 +65,12 @@ def kind_of(func: Any) -> str:
             kind = "other" if pieces_of(func) is None else "pieces"
         _kinds[func] = kind
     return kind
+
+
+@settled_while_tracing
+def is_view_of_each(func: Any) -> bool:
+    """Whether a torch function makes a view of each of the tensors that it gets."""
+    return func in EACH
 
 
 class Intercept(TorchFunctionMode):
@@ -210,9 +217,13 @@ class Intercept(TorchFunctionMode):
         if torch.compiler.is_compiling() and func is Tensor.unflatten:
             func = torch.unflatten  # the method is written with super(), which is not traced
         result = func(*args, **kwargs)
-        source = args[0] if args else None
-        if isinstance(source, Tensor):
-            self.tracked.follow(source, result, copied=kind == "copy")
+        if is_view_of_each(func):
+            sources, views = tensors_in(args, kwargs), tensors_in(result)
+        else:
+            sources, views = [args[0] if args else kwargs.get("input")], [result]
+        for source, view in zip(sources, views, strict=True):
+            if isinstance(source, Tensor):
+                self.tracked.follow(source, view, copied=kind == "copy")
         return result
 
     def _piecewise(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -234,6 +245,7 @@ class Intercept(TorchFunctionMode):
         if (
             self.tracked.views
             and torch.compiler.is_compiling()
+            and torch.is_grad_enabled()  # else the graph has the parameter still
             and args
             and (result is args[0] or func is Tensor.__setitem__)
         ):

@@ -8,7 +8,6 @@ belongs to the op that computes with it. So tensors are followed here by identit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -153,15 +152,16 @@ class TrackedParameters:
         known = self.view_of(source)
         strided, owner = (source, source) if known is None else (known.strided, known.owner)
         for tensor in tensors_in(result):
-            if not tensor.requires_grad or tensor is source:
-                continue
-            view = View(name, tensor, *((strided, tensor) if copied else (tensor, owner)))
-            if torch.compiler.is_compiling():  # which has no id for what it has not made yet
-                self.views[len(self.views)] = view
-            else:
-                is_in_parameter = id(tensor._base) in self.names
-                made_by = None if is_in_parameter else tensor.grad_fn
-                self.views[id(tensor)] = replace(view, made_by=made_by, version=tensor._version)
+            if tensor.requires_grad:
+                like = strided if copied else tensor
+                of = tensor if copied and tensor is not source else owner
+                if torch.compiler.is_compiling():  # which has no id for what it has not made yet
+                    self.views[len(self.views)] = View(name, tensor, like, of)
+                elif id(tensor._base) in self.names:
+                    self.views[id(tensor)] = View(name, tensor, like, of)
+                elif tensor is not source:
+                    made = tensor.grad_fn, tensor._version
+                    self.views[id(tensor)] = View(name, tensor, like, of, *made)
 
     def drop_overwritten(self, tensor: Tensor) -> None:
         """In a compiled pass: a tensor was overwritten, and with it all that shares its memory.
