@@ -9,7 +9,8 @@ model -> sites -> T -> **virtual gradient** -> update
    * ``parameters`` tells which parameter a tensor is, ``passes`` which pass this is (``tracking``
      holds what both remember), ``site_of_call`` what sigma is, ``plans`` which T acts there;
    * ``runs`` runs one of the ``calls``, with ``ops``, ``products``, ``convolutions`` and
-     ``composites``; ``memories`` keeps the layers that run again as ``remembered``.
+     ``composites``; ``memories`` keeps the layers that run again as ``remembered``;
+   * ``asked`` tells what a backward pass asks for.
 2. Modify the topology (``topology``): read the recorded graph and call its nodes with T(g). It
    needs no change to the forward, and is the reference for the first.
 """
