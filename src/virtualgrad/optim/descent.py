@@ -26,6 +26,7 @@ from virtualgrad.optim import checks
 from virtualgrad.optim.attaching import attach
 from virtualgrad.optim.groups import Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
+from virtualgrad.optim.newcomers import Newcomers
 from virtualgrad.optim.nonfinite import GradientCheck, nonfinite_error
 from virtualgrad.optim.processes import find_ranks
 from virtualgrad.optim.saving import add_operator_state, read_entries
@@ -99,6 +100,7 @@ class VirtualGradientDescent(Optimizer):
         self._group_index: dict[str, int] = {}
         self._mirrors = Mirrors() if mirrors is None else mirrors
         self._attachment = None
+        self._newcomers = Newcomers(self.model)
         super().__init__(named_groups(params, named), defaults)
         self._attachment = attach(self, model, where, batch_dim)
         try:
@@ -167,6 +169,7 @@ class VirtualGradientDescent(Optimizer):
         if self._attachment is not None:
             self._attachment.intercept.track(dict(self._named_parameters()))
             checks.claim(self._named_parameters(), self._attachment)
+            self._newcomers.know(group["params"])
 
     def _forget_replaced(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Drop the state of layers in whose place there are new ones."""
@@ -200,6 +203,7 @@ class VirtualGradientDescent(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step along the virtual gradients that backward has left in ``.grad``."""
         attachment = self._attached()
+        self._newcomers.look(self.model, attachment)
         loss = None
         if closure is not None:
             with torch.enable_grad():
