@@ -26,6 +26,7 @@ from virtualgrad.optim import checks
 from virtualgrad.optim.attaching import attach
 from virtualgrad.optim.groups import Numbering, Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
+from virtualgrad.optim.newcomers import Newcomers
 from virtualgrad.optim.nonfinite import GradientCheck, nonfinite_error
 from virtualgrad.optim.occupied import occupy, require_free
 from virtualgrad.optim.processes import find_ranks
@@ -106,6 +107,7 @@ class VirtualGradientDescent(Optimizer):
         self._group_index = self._numbering.number
         self._mirrors = Mirrors() if mirrors is None else mirrors
         self._attachment = None
+        self._newcomers = Newcomers(self.model)
         groups = named_groups(params, named)
         checks.require_some(groups)
         super().__init__(groups, defaults)
@@ -177,6 +179,7 @@ class VirtualGradientDescent(Optimizer):
         if self._attachment is not None:
             self._attachment.intercept.track(dict(self._named_parameters()))
             checks.claim(self._named_parameters(), self._attachment)
+            self._newcomers.know(group["params"])
 
     def _look_at_groups(self, *, is_late: bool = False) -> None:
         """Renew what T knows of the groups: users and schedulers write to them, or reorder them."""
@@ -216,6 +219,7 @@ class VirtualGradientDescent(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step along the virtual gradients that backward has left in ``.grad``."""
         attachment = self._attached()
+        self._newcomers.look(self.model, attachment)
         loss = None
         if closure is not None:
             with torch.enable_grad():
