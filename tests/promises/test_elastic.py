@@ -49,6 +49,6 @@ def test_killed_ranks(tmp_path: Path) -> None:
     torch.testing.assert_close(killed["model"], whole["model"], rtol=0, atol=0)
     states = killed["optimizer"]["state"], whole["optimizer"]["state"]
     kept = {name.partition("@")[0] for entries in states[1].values() for name in entries}
-    assert kept == {"momentum_buffer", "r"}
+    assert kept == {"made_with", "momentum_buffer", "r"}
     torch.testing.assert_close(*states, rtol=0, atol=0)
     assert killed["losses"] == whole["losses"]
