@@ -8,14 +8,8 @@ on sigma (``on_sigma(momentum)``), and :func:`compose` to chain them. Operators 
 the transaction of :class:`StatefulOperator`: prepare in backward, commit in step.
 """
 
-from virtualgrad.operators.base import (
-    Compose,
-    Operator,
-    StatefulOperator,
-    apply_operator,
-    as_stateful,
-    compose,
-)
+from virtualgrad.operators.base import Operator, StatefulOperator, apply_operator, as_stateful
+from virtualgrad.operators.composition import Compose, compose
 from virtualgrad.operators.first_order import FirstOrder, adam, momentum, on_sigma, rmsprop, sgd
 from virtualgrad.operators.rms import RMS
 from virtualgrad.operators.rms_settings import RMSSettings

@@ -115,9 +115,9 @@ def require_unclaimed(
 ) -> None:
     """Raise if another optimizer with virtual gradients has one of the parameters already."""
     wanted = list(parameters)
-    if _first_claimed(wanted, own) is not None:
+    if first_claimed(wanted, own) is not None:
         gc.collect()  # an optimizer that nobody holds any more may sit in a reference cycle
-    name = _first_claimed(wanted, own)
+    name = first_claimed(wanted, own)
     if name is not None:
         raise ClaimedParameterError.of(
             given=f"parameter {name!r}, which another optimizer with virtual gradients has already",
@@ -126,7 +126,8 @@ def require_unclaimed(
         )
 
 
-def _first_claimed(wanted: list[tuple[str, Tensor]], own: Attachment | None) -> str | None:
+def first_claimed(wanted: list[tuple[str, Tensor]], own: Attachment | None) -> str | None:
+    """The first of some parameters that another attached optimizer has, by name."""
     for name, parameter in wanted:
         reference = _claims.get(parameter)
         attachment = None if reference is None else reference()

@@ -50,7 +50,7 @@ class Newcomers:
             for name, parameter in model.named_parameters()
             if id(parameter) not in self._known
             and parameter.requires_grad
-            and checks._first_claimed([(name, parameter)], attachment) is None
+            and checks.first_claimed([(name, parameter)], attachment) is None
         ]
 
     def _is_anyone_new(self, model: nn.Module) -> bool:

@@ -12,8 +12,7 @@ import weakref
 from collections.abc import MutableMapping
 
 from virtualgrad.errors import OperatorError
-from virtualgrad.operators import StatefulOperator
-from virtualgrad.operators.base import Compose
+from virtualgrad.operators import Compose, StatefulOperator
 from virtualgrad.virtual import Attachment
 
 # The id of an operator with a state -> the attachment that uses it, and keeps it alive meanwhile.

@@ -13,16 +13,23 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from virtualgrad.compiling import fixed, never_traced, settled_while_tracing
-from virtualgrad.errors import HyperparameterError, ModelError
+from virtualgrad.compiling import fixed, settled_while_tracing
+from virtualgrad.errors import ModelError
 from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.leaves import leaf_of
+from virtualgrad.virtual.models import require_attachable, unwrap
+from virtualgrad.virtual.refusals import (
+    refuse_compiled_pair,
+    refuse_compiled_shards,
+    refuse_inputs,
+    refuse_thread,
+)
 from virtualgrad.virtual.synchronised import seen
 
 
@@ -239,90 +246,3 @@ def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> typ
     }
     cls: type[nn.Module] = type(base.__name__, (base,), namespace)
     return cls
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's model inside DistributedDataParallel and torch.compile's wrappers."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod  # type: ignore[assignment]
-        else:
-            return model
-
-
-def require_attachable(model: nn.Module) -> None:
-    """Raise for models whose forward cannot be seen, or is run by copies of them."""
-    for name, module in model.named_modules():
-        where = f"{type(module).__name__} at {name or 'the top of the model'!r}"
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ModelError.of(
-                given=where,
-                allowed="modules that run in Python: a ScriptModule hides its ops",
-                todo="pass the model before torch.jit.script or torch.jit.trace; torch.compile "
-                "works on it",
-            )
-        if isinstance(module, nn.DataParallel):
-            raise ModelError.of(
-                given=where,
-                allowed="modules that run themselves: DataParallel runs copies of them",
-                todo="use torch.nn.parallel.DistributedDataParallel",
-            )
-
-
-def refuse_thread(path: str) -> NoReturn:
-    """Raise where a module runs while a pass of its model is under way in another thread."""
-    raise ModelError.of(
-        given=f"the module {path or '(model)'!r} in the thread {threading.current_thread().name!r} "
-        "while a forward pass of its model runs in another thread",
-        allowed="one thread at a time: the ops of others are not seen, and their gradients would "
-        "be plain ones",
-        todo="run the layers in the thread of the forward pass, or give each thread a "
-        "copy.deepcopy of the model with an optimizer of its own",
-    )
-
-
-@never_traced("virtualgrad: FSDP2 or torch.compile, not yet both")
-def refuse_compiled_shards(path: str) -> None:
-    """Raise where sharded parameters meet a compiler: it knows the gathered ones by no name."""
-    raise ModelError.of(
-        given=f"the sharded module {path or '(model)'!r} in a compiled pass",
-        allowed="FSDP2 or torch.compile, not yet both",
-        todo="leave out torch.compile, or use DistributedDataParallel with it",
-    )
-
-
-@never_traced("virtualgrad: two optimizers on one model or torch.compile, not both")
-def refuse_compiled_pair(path: str) -> None:
-    """Raise where the interceptions of two optimizers meet a compiler: it mixes them up."""
-    raise ModelError.of(
-        given=f"the module {path or '(model)'!r}, to which two optimizers of virtualgrad are "
-        "attached, in a compiled pass",
-        allowed="one of them on a compiled model; both on one that runs eagerly",
-        todo="give one optimizer several parameter groups: params=[{'params': ..., 'lr': ...}, "
-        "...]; each may have its own lr, scale, rho and eps",
-    )
-
-
-@never_traced("virtualgrad: the inputs have no axis batch_dim")
-def refuse_inputs(name: str, batch_dim: int, shape: str) -> None:
-    """Raise where no tensor among the inputs has the axis that is to count samples."""
-    raise HyperparameterError.of(
-        given=f"batch_dim={batch_dim} for {name}, whose first input has the shape {shape}",
-        allowed=f"inputs among which there is a tensor with more than {batch_dim} axes",
-        todo="choose for batch_dim the axis of the inputs that counts samples, from 0 on",
-    )
-
-
-def named_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Name -> parameter of the unwrapped model; a tied parameter once, under its first name."""
-    parameters: dict[str, Tensor] = dict(unwrap(model).named_parameters())
-    for name, parameter in parameters.items():
-        if torch.nn.parameter.is_lazy(parameter):
-            raise ModelError.of(
-                given=f"the uninitialized parameter {name!r} of a lazy module",
-                allowed="parameters with a shape",
-                todo="run one batch through the model before making the optimizer",
-            )
-    return parameters
