@@ -259,6 +259,8 @@ BIASES: dict[str, tuple[Callable[[], nn.Module], Change]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+# Parameters that weight norm makes after the optimizer: it says so, and does not move them.
+@pytest.mark.filterwarnings("ignore:.*have come to Network:UserWarning")
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("bias", BIASES)
 @MOMENTS
