@@ -42,6 +42,8 @@ def double_precision() -> Any:
 # Torch instantiates a Function where it traces one.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
+# A parameter that an op hands back as it is has no name there.
+NOT_TRACED_BEFORE_2_13 = ("raw views of several tensors", "spectral norm, eval")
 EVERY_OPERATOR_ON = ("linear on sequences", "conv2d", "raw views", "no sample axis", "reused")
 
 
@@ -51,6 +53,8 @@ EVERY_OPERATOR_ON = ("linear on sequences", "conv2d", "raw views", "no sample ax
     + [(case, operator) for case in EVERY_OPERATOR_ON for operator in OPERATORS],
 )
 def test_compiled_equals_eager(case: str, operator: str) -> None:
+    if case in NOT_TRACED_BEFORE_2_13 and torch.__version__ < (2, 13):
+        pytest.skip("torch 2.11 does not trace it")
     example = CASES[case]
     eager = example.model()
     compiled = copy.deepcopy(eager)

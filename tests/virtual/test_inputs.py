@@ -107,6 +107,8 @@ def test_the_gradients_are_those_of_a_plain_tensor(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["dataclass", "user dict", "class of its own"])
 def test_they_are_found_in_a_compiled_model(kind: str) -> None:
+    if kind == "class of its own" and torch.__version__ < (2, 13):
+        pytest.skip("torch 2.11 does not trace it")
     torch._dynamo.reset()
     wrap, read = KINDS[kind]
     model, x = folding(read)
