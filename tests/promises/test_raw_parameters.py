@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +16,7 @@ from virtualgrad.virtual import Attachment, Intercept, named_parameters
 BATCH, WIDTH = 6, 4
 
 
-@pytest.fixture(autouse=True)
-def double_precision() -> Any:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def with_sign(model: nn.Module, x: Tensor) -> dict[str, Tensor | None]:

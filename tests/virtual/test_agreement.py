@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -28,12 +27,7 @@ OPERATORS: dict[str, Callable[[], Operator]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def double_precision() -> Any:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def trainable(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -205,12 +205,7 @@ IN_PAIRS: dict[str, Closed] = {
 """How the recorded graph holds them, the first two operands first."""
 
 
-@pytest.fixture(autouse=True)
-def double_precision() -> Any:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def by_ops(model: Lambda, x: Tensor) -> list[Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -19,12 +18,7 @@ from virtualgrad.virtual import Attachment, Intercept, named_parameters
 BATCH, INPUTS, OUTPUTS = 6, 5, 4
 
 
-@pytest.fixture(autouse=True)
-def double_precision() -> Any:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def model_of(forward: Callable[[nn.Module, Tensor], Tensor]) -> nn.Module:

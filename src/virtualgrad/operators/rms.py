@@ -127,7 +127,7 @@ class RMS(StatefulOperator):
         if self.learns_nothing(g):
             return g
         running = self._find(g, site)
-        viewed = g if running.view is None else g.reshape(running.view)
+        viewed = _viewed(g, running)
         product = None
         if self._may_fuse(running):
             product = transform_fused(running, viewed, numbers, self._moment)
@@ -193,9 +193,7 @@ class RMS(StatefulOperator):
         running = self._find(g, site)
         if not running.sampled:  # g is added up in any case
             return self.transform(g, site, numbers)
-        viewed, before = (
-            t if running.view is None else t.reshape(running.view) for t in (g, earlier)
-        )
+        viewed, before = _viewed(g, running), _viewed(earlier, running)
         factor = self._gather_again(running, viewed, before, numbers)
         return _product(viewed, factor.view(running.broadcast_shape)).view(g.shape)
 
@@ -206,14 +204,9 @@ class RMS(StatefulOperator):
         """
         if self.learns_nothing(g) or not self.is_plain:
             return self(g, site)
-        numbers = self.settings(site)
         running = self._find(g, site)
-        if running.compiled is None:
-            factor = self._factor_of(running, numbers)
-        else:
-            factor = factor_by(running.r if self.stale else running.compiled.candidate, numbers)
-        viewed = g if running.view is None else g.reshape(running.view)
-        return _product(viewed, factor.view(running.broadcast_shape)).view(g.shape)
+        factor = self._factor_of(running, self.settings(site)).view(running.broadcast_shape)
+        return _product(_viewed(g, running), factor).view(g.shape)
 
     def _find(self, g: Tensor, site: Site) -> Running:
         """What is kept for a site that an eager pass has come to."""
@@ -256,7 +249,7 @@ class RMS(StatefulOperator):
                 loss_scale=self.loss_scale,
                 unit_is_sample=self.unit_is_sample,
             )
-            return factor_by(running.r if self.stale else running.compiled.candidate, numbers)
+            return self._factor_of(running, numbers)
         now = None if self.stale else self.ranks  # T needs the new r of all ranks
         if running.sampled:
             brought = (
@@ -279,7 +272,7 @@ class RMS(StatefulOperator):
             running.compiled.add_to_last(
                 squares / self.loss_scale**2, rho=numbers.rho, unit_is_sample=self.unit_is_sample
             )
-            return factor_by(running.r if self.stale else running.compiled.candidate, numbers)
+            return self._factor_of(running, numbers)
         if self.ranks is not None and not self.stale:  # so is what was added up before
             squares = self.ranks.sum_squares(squares)
         running.add_to_last(squares)
@@ -287,6 +280,8 @@ class RMS(StatefulOperator):
 
     def _factor_of(self, running: Running, numbers: RMSSettings) -> Tensor:
         """S / sqrt(r + eps), r of before or updated."""
+        if running.compiled is not None:
+            return factor_by(running.r if self.stale else running.compiled.candidate, numbers)
         if not self.stale:
             return running.updated().add_(numbers.eps).rsqrt_().mul_(numbers.scale)
         wanted = (numbers.scale, numbers.eps)
@@ -409,6 +404,11 @@ class RMS(StatefulOperator):
         """Of every site that was reached, what is finite if its g was."""
         sites = self.sites.kept.items()
         return [(key, site.witness()) for key, site in sites if site.reached]
+
+
+def _viewed(g: Tensor, running: Running) -> Tensor:
+    """A tensor of sigma's shape, in the shape in which its axes are counted."""
+    return g if running.view is None else g.reshape(running.view)
 
 
 def _product(g: Tensor, factor: Tensor) -> Tensor:
