@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import Graph, GraphModule
 
 from virtualgrad import SVGD
 from virtualgrad.virtual import runs
@@ -44,3 +48,19 @@ def trained(
         found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
     return found
+
+
+def backward_graphs() -> tuple[list[Graph], Any]:
+    """A backend that compiles nothing, and the backward graphs that it will have been given."""
+    seen: list[Graph] = []
+
+    def forward(module: GraphModule, _: Any) -> Any:
+        return make_boxed_func(module.forward)
+
+    def backward(module: GraphModule, inputs: Any) -> Any:
+        seen.append(module.graph)
+        return forward(module, inputs)
+
+    decompositions = select_decomp_table()  # as Inductor has them
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=backward, decompositions=decompositions)
+    return seen, backend

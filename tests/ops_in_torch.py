@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels, rms_op
+from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.running_sites import RunningSites
 from virtualgrad.operators.statistic import accumulated
 
 
-def transform(g: Tensor, kept: Kept) -> Tensor:
-    """T(g), by the r of before or by the new one, whose candidate is written."""
+def factor(g: Tensor, kept: Kept) -> Tensor:
+    """S / sqrt(r + eps), of the r of before or of the new one, whose candidate is written."""
     scale, rho, eps, loss_scale = kept.numbers
     e_before, m_before, last = kept.counts
     is_new = kept.graph[2] > last
@@ -28,7 +29,22 @@ def transform(g: Tensor, kept: Kept) -> Tensor:
     total = accumulated(g).square().sum(0) / loss_scale**2 + earlier
     updated = rho * kept.r + (1 - rho) * (unit * unit / e) * total
     kept.candidate.copy_(torch.where(is_new, updated, torch.nan))
-    return (g * scale * torch.rsqrt((kept.r if kept.stale else updated) + eps)).to(g.dtype)
+    return scale * torch.rsqrt((kept.r if kept.stale else updated) + eps)
+
+
+def transform(g: Tensor, kept: Kept) -> Tensor:
+    """T(g)."""
+    return (g * factor(g, kept)).to(g.dtype)
+
+
+def norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> Tensor:
+    """The gradients of a batch norm's weight and bias under T, as rows."""
+    of_channel = (1, -1, *([1] * (g.dim() - 2)))
+    x, mean, deviation = normalized
+    hat = (x - mean.view(of_channel)) * deviation.view(of_channel)
+    transformed = accumulated(g) * factor(g, kept)
+    others = [axis for axis in range(g.dim()) if axis != 1]
+    return torch.stack([(transformed * hat).sum(others), transformed.sum(others)])
 
 
 def squares(g: Tensor) -> Tensor:
@@ -39,7 +55,7 @@ def squares(g: Tensor) -> Tensor:
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have them stand in for the ops, in double precision, too."""
     monkeypatch.setattr(rms_op, "is_usable", lambda device: True)
-    for function in (transform, squares):
+    for function in (transform, norm_sums, squares):
         monkeypatch.setattr(rms_op, function.__name__, function)
     monkeypatch.setattr(kernels, "DTYPES", (torch.float64, *kernels.DTYPES))
     monkeypatch.setattr(RunningSites, "suits_kernels", lambda sites, key: True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import ops_in_torch
 import pytest
 import torch
 from interpreted import needs_triton, run_checks
@@ -16,6 +17,7 @@ from virtualgrad import SVGD
 from virtualgrad.operators import kernels, rms_op
 from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.counts import Graphs
+from virtualgrad.operators.kernels_of_sums import Normalized, by_channel
 from virtualgrad.operators.rms_op import Kept
 
 SHAPES = [(6, 3, 10), (1, 40), (128, 2, 33), (200, 70)]
@@ -135,6 +137,34 @@ def check_a_gradient_that_lies_otherwise_is_laid_out_as_r():
     torch.testing.assert_close(found, expected)
 
 
+def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way, last: bool) -> None:
+    from virtualgrad.operators import sums_kernel
+
+    torch.manual_seed(0)
+    x, g = torch.randn(2, *shape, device=device).unbind()
+    if last:
+        x, g = (t.contiguous(memory_format=torch.channels_last) for t in (x, g))
+    channels = shape[1]
+    normalized = Normalized(x, *torch.rand(2, channels, device=device).unbind())
+    ours, theirs = site(g, 1), site(g, 1)
+    for _ in range(2):  # micro-batches
+        sums, launch = rms_op.launch_of_norm_sums(g, normalized, for_op(ours, g, way))
+        launched(sums_kernel.norm_sums_and_write, g, launch)
+        expected = ops_in_torch.norm_sums(g, normalized, for_op(theirs, g, way))
+        found = by_channel(sums, channels, last)
+        torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.candidate, theirs.candidate, rtol=1e-5, atol=1e-6)
+        for kept in (ours, theirs):
+            kept.count(g.shape[0], g.shape[0], kept.graphs.number)
+            kept.graphs.begin(first=False)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("last", [False, True])
+def check_sums_of_a_batch_norm(way, last):
+    compare_norm_sums("cpu", (70, 6, 5, 3), way, last)
+
+
 @pytest.mark.parametrize("shape", [(4, 3, 16), (3000, 24), (2, 200, 8)], ids=str)
 def check_parts_of_squares(shape):
     from virtualgrad.operators import sums_kernel
@@ -164,30 +194,49 @@ def test_the_kernel_on_a_gpu(shape: tuple[int, ...], way: Way, dtype: torch.dtyp
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [(70, 6, 5, 3), (128, 16, 32, 32)], ids=str)
+def test_sums_of_a_batch_norm_on_a_gpu(shape: tuple[int, ...], way: Way, last: bool) -> None:
+    compare_norm_sums("cuda", shape, way, last)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_triton
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("reading", READINGS, ids=str)
+@pytest.mark.parametrize("kind", ["tokens", "images"])
 @pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning")  # not wanted here
-def test_compiled_with_the_ops_as_eager(reading: dict[str, bool], dynamic: bool) -> None:
+def test_compiled_with_the_ops_as_eager(kind: str, reading: dict[str, bool], dynamic: bool) -> None:
     """In float32; eager passes go by kernels that are held to plain torch elsewhere."""
     torch._dynamo.reset()
-    found = [trained(compiled, dynamic, **reading) for compiled in (False, True)]
+    found = [trained(kind, compiled, dynamic, **reading) for compiled in (False, True)]
     for eager, by_ops in zip(*found, strict=True):
         scale = eager.abs().max()
         torch.testing.assert_close(by_ops / scale, eager / scale, rtol=0, atol=1e-4)
 
 
-def trained(compiled: bool, dynamic: bool, **reading: bool) -> list[Tensor]:
+def trained(kind: str, compiled: bool, dynamic: bool, **reading: bool) -> list[Tensor]:
     """Gradients and r of three steps, the second of two micro-batches."""
     torch.manual_seed(0)
-    layers = (nn.Linear(24, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 40))
-    model = nn.Sequential(*layers).cuda()
+    if kind == "tokens":
+        layers = (nn.Linear(24, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 40))
+        inputs = (7, 24)
+    else:
+        first = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        layers = (*first, nn.Conv2d(16, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Tanh())
+        inputs = (3, 9, 9)
+    order = torch.channels_last if kind == "images" else torch.contiguous_format
+    model = nn.Sequential(*layers).to("cuda", memory_format=order)  # type: ignore[call-overload]
     optimizer = SVGD(model, 0.01, **reading)
     run = torch.compile(model, fullgraph=True, dynamic=dynamic) if compiled else model
     found: list[Tensor] = []
     for batch, passes in ((6, 1), (6, 2), (6 + 3 * dynamic, 1)):
         optimizer.zero_grad()
         for _ in range(passes):
-            run(torch.randn(batch, 7, 24, device="cuda")).pow(3).mean().backward()
+            x = torch.randn(batch, *inputs, device="cuda").to(memory_format=order)
+            run(x).pow(3).mean().backward()
         found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
     state = optimizer.operator.state

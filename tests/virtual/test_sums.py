@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import ops_in_torch
 import pytest
 import torch
-from compiled_runs import trained, watch
-from torch import nn
+from compiled_runs import backward_graphs, trained, watch
+from torch import Tensor, nn
 
+from virtualgrad import SVGD
+from virtualgrad.compiling import settled_while_tracing
+from virtualgrad.operators import rms_op
 from virtualgrad.virtual.sums import run_by_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -87,3 +91,72 @@ def test_weight_and_bias_of_different_groups_go_the_general_way(by_sums: list[bo
     for one, other in zip(eager, trained(model, IMAGE, True, params=groups(model)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
     assert not any(by_sums)
+
+
+def images(norm: str = "batch norm") -> nn.Module:
+    """A network of channels-last images."""
+    return network(norm).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def by_ops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ops that were called, by their names; plain torch stands in for them."""
+    ops_in_torch.use(monkeypatch)
+    called: list[str] = []
+
+    @settled_while_tracing
+    def note(name: str) -> None:
+        called.append(name)
+
+    def transform(*args: Any) -> Tensor:
+        note("transform")
+        return ops_in_torch.transform(*args)
+
+    def norm_sums(*args: Any) -> Tensor:
+        note("norm_sums")
+        return ops_in_torch.norm_sums(*args)
+
+    monkeypatch.setattr(rms_op, "transform", transform)
+    monkeypatch.setattr(rms_op, "norm_sums", norm_sums)
+    return called
+
+
+@pytest.mark.parametrize(
+    ("reading", "ops"),
+    [("algorithm 1", {"transform", "norm_sums"}), ("stale", {"norm_sums"}), ("shared", set())],
+)
+def test_channels_last_images_by_ops(reading: str, ops: set[str], by_ops: list[str]) -> None:
+    model = images()
+    eager = trained(copy.deepcopy(model), IMAGE, False, **READINGS[reading])
+    assert not by_ops
+    for one, other in zip(eager, trained(model, IMAGE, True, **READINGS[reading]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert set(by_ops) == ops
+
+
+@pytest.mark.parametrize("changed", ["eval", "no bias", "contiguous", "group norm"])
+def test_other_norms_not_by_the_op(changed: str, by_ops: list[str]) -> None:
+    model = images(changed if changed in NORMS else "batch norm").train(changed != "eval")
+    if changed == "contiguous":
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    if changed == "no bias":
+        model.get_submodule("1").get_parameter("bias").requires_grad_(False)
+    eager = trained(copy.deepcopy(model), IMAGE, False)
+    for one, other in zip(eager, trained(model, IMAGE, True), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert "norm_sums" not in by_ops
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_images_keep_their_layout_in_compiled_passes(reading: str, by_ops: list[str]) -> None:
+    """Asked for strides in a backward pass, torch.compile makes every g contiguous: a copy each."""
+    torch._dynamo.reset()
+    model = nn.Sequential(*images(), *images()[1:])
+    SVGD(model, 1e-2, **READINGS[reading])
+    graphs, backend = backward_graphs()
+    x = torch.randn(6, *IMAGE, dtype=torch.float64).to(memory_format=torch.channels_last)
+    torch.compile(model, backend=backend, fullgraph=True)(x).square().mean().backward()
+    values = [node.meta.get("val") for graph in graphs for node in graph.nodes]
+    large = [v for v in values if isinstance(v, Tensor) and v.shape == (6, 4, 5, 5)]
+    assert large
+    assert all(v.is_contiguous(memory_format=torch.channels_last) for v in large)

@@ -50,8 +50,7 @@ class NormSums:
         n = g.numel() // m
         self._last = self._channels == 1 or g.stride(1) == 1
         self._sizes = (m, n, g.stride(0), x.stride(0), self._channels)
-        # On an H200: wide rows where there are columns enough, and a few rows on the chip at once.
-        self._tile = (16, 64) if n >= MANY_COLUMNS else (64, 32)
+        self._tile = tile_of_sums(n)
         self._launch = norm_sums[(-(-n // self._tile[1]),)]
         self._device = g.get_device()
 
@@ -80,15 +79,25 @@ class NormSums:
         launch(
             self._launch, self._device, (*given, *self._sizes, *numbers, self._last, *self._tile), 4
         )
-        if n == self._channels:
-            return sums, norm
-        by_channel = (
-            sums.view(2, -1, self._channels) if self._last else sums.view(2, self._channels, -1)
-        )
-        return by_channel.sum(1 if self._last else 2), norm
+        return by_channel(sums, self._channels, self._last), norm
+
+
+def by_channel(sums: Tensor, channels: int, last: bool) -> Tensor:
+    """Sums of columns, added up over positions: two rows of a number for each channel."""
+    if sums.shape[1] == channels:
+        return sums
+    return sums.view(2, -1, channels).sum(1) if last else sums.view(2, channels, -1).sum(2)
 
 
 MANY_COLUMNS = 2**17
+
+
+def tile_of_sums(n: int) -> tuple[int, int]:
+    """Rows and columns that a program sums at once.
+
+    On an H200: wide rows where there are columns enough, and a few rows on the chip at once.
+    """
+    return (16, 64) if n >= MANY_COLUMNS else (64, 32)
 
 
 def prepare_norm(g: Tensor, x: Tensor, r: Tensor, averaged: tuple[int, ...]) -> NormSums | None:
@@ -122,12 +131,21 @@ class Split(NamedTuple):
     columns: int
 
 
-def split_rows(m: int, n: int, programs: int) -> Split:
-    """Share rows such that there are about so many programs."""
-    columns = min(128, power_of_two_from(n))
-    rows = 4096 // columns
+# Measured on an H200 (results/bench/tiles.txt): 64 columns, and 8 programs of 4 warps for each
+# multiprocessor, take a tenth to a third less than 128 columns and half as many of 8 warps.
+NUMBERS_OF_TILE = 4096
+WARPS = 4
+PROGRAMS_EACH = 8
+MOST_PARTS = 1024
+NUMBERS_OF_LAST = 8192
+
+
+def split_rows(m: int, n: int, processors: int) -> Split:
+    """Share rows such that every processor has some programs."""
+    columns = min(64, power_of_two_from(n))
+    rows = NUMBERS_OF_TILE // columns
     blocks = -(-n // columns)
-    parts = max(1, min(256, programs // blocks))
+    parts = max(1, min(MOST_PARTS, PROGRAMS_EACH * processors // blocks))
     if type(m) is not int:  # a compiler's symbol: some parts may be empty
         return Split(parts, -(-m // (parts * rows)) * rows, blocks, rows, columns)
     share = -(-m // (min(parts, -(-m // rows)) * rows)) * rows
@@ -137,16 +155,20 @@ def split_rows(m: int, n: int, programs: int) -> Split:
 class Squares:
     """The root of the sum of g^2 over all axes but the innermost one, for one shape of g."""
 
-    def __init__(self, g: Tensor, axis: int, programs: int) -> None:
+    def __init__(self, g: Tensor, axis: int) -> None:
         from virtualgrad.operators import sums_kernel  # noqa: PLC0415 - imports Triton
 
         n = g.shape[axis]
         m = g.numel() // n
-        split = split_rows(m, n, programs)
+        split = split_rows(m, n, processors_of(g.device))
         sizes = (m, n, split.share, split.rows, split.columns)
         self._first = sums_kernel.part_squares[(split.parts, split.blocks)], sizes
-        last = (split.parts, n, power_of_two_from(split.parts), 32)
-        self._second = sums_kernel.root_of_parts[(-(-n // 32),)], last
+        rows = power_of_two_from(split.parts)
+        columns = min(32, NUMBERS_OF_LAST // rows)
+        self._second = (
+            sums_kernel.root_of_parts[(-(-n // columns),)],
+            (split.parts, n, rows, columns),
+        )
         self._parts = (split.parts, n)
         self._device = g.get_device()
 
@@ -155,8 +177,8 @@ class Squares:
         parts = torch.empty(self._parts, dtype=torch.float32, device=g.device)
         norm = torch.empty(self._parts[1], dtype=torch.float32, device=g.device)
         (first, sizes), (second, last) = self._first, self._second
-        launch(first, self._device, (g, parts, *sizes), 8)
-        launch(second, self._device, (parts, norm, *last), 4)
+        launch(first, self._device, (g, parts, *sizes), WARPS)
+        launch(second, self._device, (parts, norm, *last), WARPS)
         return norm
 
 
@@ -166,7 +188,7 @@ def prepare_squares(g: Tensor, axis: int) -> Squares | None:
         return None
     if not is_usable(g.device):
         return None
-    return Squares(g, axis, 4 * processors_of(g.device))
+    return Squares(g, axis)
 
 
 def _is_innermost(g: Tensor, axis: int) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor
 from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import OperatorError
 from virtualgrad.operators import kernels, rms_op
+from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
 from virtualgrad.operators.statistic import accumulated
 from virtualgrad.sites import Site
@@ -59,8 +61,10 @@ class InCompiledPass:
         rms, layout = self.rms, self.rms.layout_at(site)
         if rms.learns_nothing(g):
             return g
-        if not rms.share_positions and self.sees_tokens(g):
-            return self._transformed_by_op(g)
+        if not rms.share_positions and self._transforms_by_op(g):
+            product = rms_op.transform(g, self._for_op(g))
+            self._count_for_op(g)
+            return product
         return (g.reshape(layout.view) * self._take_in(g)).to(g.dtype).reshape(g.shape)
 
     def sums(self, g: Tensor, times: Sequence[Tensor | None]) -> list[Tensor]:
@@ -120,33 +124,43 @@ class InCompiledPass:
         number: Tensor = getattr(self.rms.sites, self.rms.sites.graph_at(self.site.key))
         return number
 
-    def _transformed_by_op(self, g: Tensor) -> Tensor:
-        """T(g) by :mod:`.rms_op`, which writes the candidate of the new r, too."""
-        rms, layout = self.rms, self.rms.layout_at(self.site)
-        counts = (layout.view[0], layout.samples)  # rows that were picked are not as many
-        together = self.numbers.together
-        assert together is not None
-        kept = self._kept(g.dtype, g.device)
-        product = rms_op.transform(
-            g,
-            kept.for_op(
-                together,
-                self._graph,
-                counts=counts,
-                stale=rms.stale,
-                unit_is_sample=rms.unit_is_sample,
-            ),
-        )
-        kept.count(*counts, self._graph)
-        return product
+    def norm_sums(self, g: Tensor, normalized: Normalized) -> Tensor:
+        """The gradients of a batch norm's weight and bias, as rows; prepare the new r.
+
+        By an op of our own, where it :meth:`sees_images`.
+        """
+        sums = rms_op.norm_sums(g, normalized, self._for_op(g))
+        self._count_for_op(g)
+        return sums
 
     def sees_tokens(self, sigma: Tensor) -> bool:
         """Whether sigma is that of a linear layer on tokens, whose g an op of our own looks at."""
-        site, layout = self.site, self.rms.layout_at(self.site)
-        last = len(site.shape) - 1
-        if site.op != "linear" or last < 2 or site.shape != layout.view:
+        last = len(self.site.shape) - 1
+        return self.site.op == "linear" and last >= 2 and self._may_use_op(sigma, axis=last)
+
+    def sees_images(self, sigma: Tensor) -> bool:
+        """Whether sigma is images whose g an op of our own looks at: laid out channels-last.
+
+        Others a compiler may lay out so for its convolutions, whatever we know, and would copy.
+        """
+        if sigma.dim() < 3 or not self._may_use_op(sigma, axis=1):
             return False
-        if layout.parameter_axes != {last}:
+        return self.rms.sites.has_channels_innermost(self.site.key)
+
+    def _transforms_by_op(self, g: Tensor) -> bool:
+        """Whether T(g) is made by an op of our own.
+
+        Of a convolution, if r is updated first: a compiler reads g twice, in long loops. With the
+        r of before, T(g) and the sum of g^2 are made where it makes g.
+        """
+        if self.site.op in CONVOLUTION_OPS:
+            return not self.rms.stale and self.sees_images(g)
+        return self.sees_tokens(g)
+
+    def _may_use_op(self, sigma: Tensor, *, axis: int) -> bool:
+        """Whether :mod:`.rms_op` can be used for the g of a sigma whose parameter has one axis."""
+        site, layout = self.site, self.rms.layout_at(self.site)
+        if site.shape != layout.view or layout.parameter_axes != {axis}:
             return False  # a parameter is the input, or among it
         if layout.sample_axis != 0 or self.numbers.together is None:
             return False  # (the numbers of an RMS alone are not on the device)
@@ -154,6 +168,27 @@ class InCompiledPass:
             return False
         self._kept(sigma.dtype, sigma.device)
         return self.rms.sites.suits_kernels(site.key)
+
+    def _for_op(self, g: Tensor) -> Kept:
+        """What an op needs to know; :meth:`_count_for_op` is to follow it."""
+        rms, together = self.rms, self.numbers.together
+        assert together is not None
+        return self._kept(g.dtype, g.device).for_op(
+            together,
+            self._graph,
+            counts=self._counts,
+            stale=rms.stale,
+            unit_is_sample=rms.unit_is_sample,
+        )
+
+    def _count_for_op(self, g: Tensor) -> None:
+        self._kept(g.dtype, g.device).count(*self._counts, self._graph)
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        """(e, m) of a pass, where an op takes in its g."""
+        layout = self.rms.layout_at(self.site)
+        return layout.view[0], layout.samples  # rows that were picked are not as many
 
     def _kept(self, dtype: torch.dtype, device: torch.device) -> Compiled:
         """What is kept for the site; there is room for it before anything is traced."""

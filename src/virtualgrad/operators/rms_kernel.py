@@ -128,6 +128,47 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
     _write_rows(x, g, out, f, columns, m, n, stride, KNOWN, WHOLE, ROWS)
 
 
+@triton.jit
+def numbers_at(numbers):  # pragma: no cover - as above
+    """S, rho, eps and the loss's factor, of which a compiled pass has the place in memory."""
+    scale, eps = tl.load(numbers).to(tl.float32), tl.load(numbers + 2).to(tl.float32)
+    return scale, tl.load(numbers + 1), eps, tl.load(numbers + 3).to(tl.float32)
+
+
+@triton.jit
+def write_candidate(  # noqa: PLR0917 - as above
+    q,
+    r,
+    candidate,
+    columns,
+    n,
+    rho,
+    loss_scale,
+    e_before,
+    m_before,
+    is_new,
+    elements,
+    samples,
+    UNIT_IS_SAMPLE: tl.constexpr,
+):  # pragma: no cover - as above
+    """Write the candidate of the new r of some columns; the new r, as T goes by it.
+
+    They differ where a graph is counted twice (:mod:`.counts`): the candidate is NaN there.
+    """
+    inside = columns < n
+    decay, share = rho.to(tl.float32), (1 - rho).to(tl.float32)
+    unit = (m_before + samples) if UNIT_IS_SAMPLE else 1.0
+    weight = share * (unit * unit / (e_before + elements))
+    updated = decay * r + weight * (q / (loss_scale * loss_scale))
+    if e_before > 0:  # gradients are accumulated: what has come is what the candidate is ahead
+        ahead = tl.load(candidate + columns, mask=inside, other=0.0) - decay * r
+        unit_before = m_before if UNIT_IS_SAMPLE else 1.0
+        earlier = ahead * (e_before / (unit_before * unit_before * share))
+        updated += tl.where(is_new, weight * earlier, 0.0)
+    tl.store(candidate + columns, tl.where(is_new, updated, float("nan")), mask=inside)
+    return updated
+
+
 @triton.jit(do_not_specialize=["m", "elements", "samples"])
 def transform_and_write(  # noqa: PLR0917 - as above
     g,
@@ -149,24 +190,27 @@ def transform_and_write(  # noqa: PLR0917 - as above
 ):  # pragma: no cover - as above
     """The same where all numbers lie on the device; it writes the candidate of the new r."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < n
-    r = tl.load(given + columns, mask=inside, other=0.0)
-    scale, eps = tl.load(numbers).to(tl.float32), tl.load(numbers + 2).to(tl.float32)
-    rho, c = tl.load(numbers + 1), tl.load(numbers + 3).to(tl.float32)
-    decay, share = rho.to(tl.float32), (1 - rho).to(tl.float32)
+    r = tl.load(given + columns, mask=columns < n, other=0.0)
+    scale, rho, eps, c = numbers_at(numbers)
     e_before, m_before = tl.load(counts), tl.load(counts + 1)
     is_new = tl.load(graph + 2) > tl.load(counts + 2)
     f = scale * tl.rsqrt(r + eps)
     x, q = _read_rows(g, out, f, columns, m, n, n, KNOWN, WHOLE, ROWS, COLUMNS)
-    unit = (m_before + samples) if UNIT_IS_SAMPLE else 1.0
-    weight = share * (unit * unit / (e_before + elements))
-    updated = decay * r + weight * (q / (c * c))
-    if e_before > 0:  # gradients are accumulated: what has come is what the candidate is ahead
-        ahead = tl.load(candidate + columns, mask=inside, other=0.0) - decay * r
-        unit_before = m_before if UNIT_IS_SAMPLE else 1.0
-        earlier = ahead * (e_before / (unit_before * unit_before * share))
-        updated += tl.where(is_new, weight * earlier, 0.0)
-    tl.store(candidate + columns, tl.where(is_new, updated, float("nan")), mask=inside)
+    updated = write_candidate(
+        q,
+        r,
+        candidate,
+        columns,
+        n,
+        rho,
+        c,
+        e_before,
+        m_before,
+        is_new,
+        elements,
+        samples,
+        UNIT_IS_SAMPLE,
+    )
     if not KNOWN:
         f = scale * tl.rsqrt(updated + eps)
     _write_rows(x, g, out, f, columns, m, n, n, KNOWN, WHOLE, ROWS)

@@ -9,13 +9,16 @@ and then takes one pass over it:
     candidate <- rho r + (1 - rho) (u^2 / e) (q / c^2 + what earlier passes have brought)
     T(g) = s g / sqrt(r + eps),    r of before, or the candidate
 
-with the symbols of :mod:`.running`, and c the factor of the loss. :func:`squares` is the same for
-shared positions: sums of g^2 over parts of the rows.
+with the symbols of :mod:`.running`, and c the factor of the loss. :func:`norm_sums` makes the
+gradients of a batch norm's weight and bias in such a pass (:mod:`.kernels_of_sums`), and
+:func:`squares` the statistic of shared positions, as sums of g^2 over parts of the rows.
 
-**For tokens only.** An op wants its g in memory as torch lays it out. Of images a compiler chooses
-the layout itself, and would copy; it did on an H200, which cost what the op had saved.
+**Layouts.** Ops want g in memory as r lies, and get it so: channels-last images keep that layout.
+But asked for strides in the backward pass of a Function, torch.compile copies its g into contiguous
+memory, and all that is made of it. So what surrounds the ops asks sigma, in the forward pass; the
+ops themselves are traced later, and may ask.
 
-Plain torch (:mod:`.compiled`) is the oracle of both.
+Plain torch (:mod:`.compiled`) is the oracle of all three.
 """
 
 from __future__ import annotations
@@ -28,7 +31,13 @@ from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import kernels
-from virtualgrad.operators.kernels_of_sums import split_rows
+from virtualgrad.operators.kernels_of_sums import (
+    WARPS,
+    Normalized,
+    by_channel,
+    split_rows,
+    tile_of_sums,
+)
 
 
 @settled_while_tracing
@@ -69,6 +78,12 @@ def transform(g: Tensor, kept: Kept) -> Tensor:
     return result
 
 
+def norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> Tensor:
+    """Return the gradients of a batch norm's weight and bias, as rows, and write the candidate."""
+    sums: Tensor = torch.ops.virtualgrad.norm_sums(g, *normalized, *kept)
+    return sums
+
+
 def squares(g: Tensor) -> Tensor:
     """Sums of g^2 over parts of the rows: (parts, the last axis of g)."""
     parts: Tensor = torch.ops.virtualgrad.part_squares(g)
@@ -97,6 +112,18 @@ def launch_of_transform(g: Tensor, kept: Kept) -> tuple[Tensor, Launch]:
     return out, Launch((-(-n // tile.columns),), arguments, tile.warps)
 
 
+def launch_of_norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> tuple[Tensor, Launch]:
+    """Sums of columns, as yet empty, and the launch that makes them."""
+    r, m, n = kept.r, g.shape[0], kept.r.numel()
+    x, mean, deviation = normalized
+    sums = torch.empty(2, n, dtype=torch.float32, device=g.device)
+    rows, columns = tile_of_sums(n)
+    tensors = (_laid_out_as(r, g), _laid_out_as(r, x), mean, deviation, sums, *kept[:5])
+    modes = (kept.stale, kept.unit_is_sample, are_innermost(r), rows, columns)
+    arguments = (*tensors, m, n, r.shape[0], kept.elements, kept.samples, *modes)
+    return sums, Launch((-(-n // columns),), arguments, 4)
+
+
 def _laid_out_as(r: Tensor, g: Tensor) -> Tensor:
     """The numbers of each sample as r lies, and sample behind sample; as a rule g itself."""
     strides = (r.numel(), *r.stride())
@@ -105,15 +132,20 @@ def _laid_out_as(r: Tensor, g: Tensor) -> Tensor:
     return torch.empty_strided(g.shape, strides, dtype=g.dtype, device=g.device).copy_(g)
 
 
+def are_innermost(r: Tensor) -> bool:
+    """Whether the channels of an r of (channels, ...) lie next to each other."""
+    return r.shape[0] == 1 or r.stride(0) == 1
+
+
 def launch_of_squares(g: Tensor) -> tuple[Tensor, Launch]:
     """The sums of parts, as yet empty, and the launch that makes them."""
     g = g.contiguous()
     n = g.shape[-1]
     m = g.numel() // n
-    split = split_rows(m, n, 4 * kernels.processors_of(g.device))
+    split = split_rows(m, n, kernels.processors_of(g.device))
     parts = torch.empty(split.parts, n, dtype=torch.float32, device=g.device)
     arguments = (g, parts, m, n, split.share, split.rows, split.columns)
-    return parts, Launch((split.parts, split.blocks), arguments, 8)
+    return parts, Launch((split.parts, split.blocks), arguments, WARPS)
 
 
 @cache
@@ -141,10 +173,32 @@ def _ops() -> tuple[Any, ...]:
         wrap_triton(rms_kernel.transform_and_write)[grid](*arguments, num_warps=warps)
         return out
 
+    @triton_op("virtualgrad::norm_sums", mutates_args={"candidate"})
+    def norm_sums(  # noqa: PLR0917 - as above
+        g: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        deviation: Tensor,
+        r: Tensor,
+        candidate: Tensor,
+        counts: Tensor,
+        graph: Tensor,
+        numbers: Tensor,
+        elements: int,
+        samples: int,
+        stale: bool,
+        unit_is_sample: bool,
+    ) -> Tensor:
+        kept = Kept(r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample)
+        normalized = Normalized(x, mean, deviation)
+        sums, (grid, arguments, warps) = launch_of_norm_sums(g, normalized, kept)
+        wrap_triton(sums_kernel.norm_sums_and_write)[grid](*arguments, num_warps=warps)
+        return by_channel(sums, r.shape[0], are_innermost(r))
+
     @triton_op("virtualgrad::part_squares", mutates_args=())
     def part_squares(g: Tensor) -> Tensor:
         parts, (grid, arguments, warps) = launch_of_squares(g)
         wrap_triton(sums_kernel.part_squares)[grid](*arguments, num_warps=warps)
         return parts
 
-    return rms_transform, part_squares
+    return rms_transform, norm_sums, part_squares

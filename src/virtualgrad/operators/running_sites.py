@@ -77,6 +77,12 @@ class RunningSites:
         dense = are_dense(r, [axis for axis in range(r.dim()) if r.shape[axis] > 1])
         return dense and r.dtype == torch.float32 and r.numel() < MOST_COLUMNS
 
+    @settled_while_tracing
+    def has_channels_innermost(self, key: str) -> bool:
+        """Whether the channels of an r of (channels, ...) lie next to each other."""
+        r = self.kept[key].r
+        return r.shape[0] == 1 or r.stride(0) == 1
+
     def _graphs_of(self, r: Tensor) -> Graphs:
         """The numbers of graphs for a new site."""
         kind = (r.device, r.dtype)

@@ -8,6 +8,36 @@
 import triton
 import triton.language as tl
 
+from virtualgrad.operators.rms_kernel import numbers_at, write_candidate
+
+
+@triton.jit
+def _add_up(  # noqa: PLR0917 - Triton has no keywords here
+    g, x, center, columns, m, n, stride, stride_x, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # pragma: no cover - runs on a GPU, or in the interpreter's own process
+    """Of some columns the sums over the rows of g^2, g (x - center) and g."""
+    inside = columns < n
+    rows = tl.arange(0, ROWS)
+    squares = tl.zeros([ROWS, COLUMNS], tl.float32)
+    products = tl.zeros([ROWS, COLUMNS], tl.float32)
+    plain = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, m, ROWS):
+        here = start + rows
+        mask = (here < m)[:, None] & inside[None, :]
+        at = here.to(tl.int64)
+        y = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0).to(tl.float32)
+        z = tl.load((x + at * stride_x)[:, None] + columns[None, :], mask, other=0.0)
+        squares += y * y
+        products += y * (z.to(tl.float32) - center[None, :])
+        plain += y
+    return tl.sum(squares, axis=0), tl.sum(products, axis=0), tl.sum(plain, axis=0)
+
+
+@triton.jit
+def _channels_of(columns, n, channels, LAST: tl.constexpr):  # pragma: no cover - as above
+    """The channel of each column; they lie innermost (LAST), or outermost."""
+    return columns % channels if LAST else columns // (n // channels)
+
 
 @triton.jit(do_not_specialize=["m"])
 def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
@@ -28,10 +58,10 @@ def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
     weight,
     scale,
     eps,
-    LAST: tl.constexpr,  # channels lie innermost
+    LAST: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-):  # pragma: no cover - runs on a GPU, or in the interpreter's own process
+):  # pragma: no cover - as above
     """For one block of columns: f * the sum of g x^, and f * the sum of g, in one pass over both.
 
     With x^ = (x - mean) deviation, and f = s / sqrt(rho r + w q + eps): r updated first, or rho = 1
@@ -39,22 +69,9 @@ def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
     """
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < n
-    channel = columns % channels if LAST else columns // (n // channels)
+    channel = _channels_of(columns, n, channels, LAST)
     center = tl.load(mean + channel, mask=inside, other=0.0)
-    rows = tl.arange(0, ROWS)
-    squares = tl.zeros([ROWS, COLUMNS], tl.float32)
-    products = tl.zeros([ROWS, COLUMNS], tl.float32)
-    plain = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, m, ROWS):
-        here = start + rows
-        mask = (here < m)[:, None] & inside[None, :]
-        at = here.to(tl.int64)
-        y = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0).to(tl.float32)
-        z = tl.load((x + at * stride_x)[:, None] + columns[None, :], mask, other=0.0)
-        squares += y * y
-        products += y * (z.to(tl.float32) - center[None, :])
-        plain += y
-    q = tl.sum(squares, axis=0)
+    q, products, plain = _add_up(g, x, center, columns, m, n, stride, stride_x, ROWS, COLUMNS)
     if earlier is not None:
         before = tl.load(earlier + columns, mask=inside, other=0.0)
         q += before * before
@@ -62,8 +79,62 @@ def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
     r = tl.load(given + columns, mask=inside, other=0.0)
     f = scale * tl.rsqrt(rho * r + weight * q + eps)
     spread = tl.load(deviation + channel, mask=inside, other=0.0)
-    tl.store(sums + columns, f * spread * tl.sum(products, axis=0), mask=inside)
-    tl.store(sums + n + columns, f * tl.sum(plain, axis=0), mask=inside)
+    tl.store(sums + columns, f * spread * products, mask=inside)
+    tl.store(sums + n + columns, f * plain, mask=inside)
+
+
+@triton.jit(do_not_specialize=["m", "elements", "samples"])
+def norm_sums_and_write(  # noqa: PLR0917 - as above
+    g,
+    x,
+    mean,
+    deviation,
+    sums,
+    given,
+    candidate,
+    counts,
+    graph,
+    numbers,
+    m,
+    n,  # also from sample to sample
+    channels,
+    elements,
+    samples,
+    KNOWN: tl.constexpr,
+    UNIT_IS_SAMPLE: tl.constexpr,
+    LAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # pragma: no cover - as above
+    """The same in a compiled pass: numbers lie on the device, and the new r is written."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < n
+    channel = _channels_of(columns, n, channels, LAST)
+    center = tl.load(mean + channel, mask=inside, other=0.0)
+    spread = tl.load(deviation + channel, mask=inside, other=0.0)
+    r = tl.load(given + columns, mask=inside, other=0.0)
+    scale, rho, eps, c = numbers_at(numbers)
+    e_before, m_before = tl.load(counts), tl.load(counts + 1)
+    is_new = tl.load(graph + 2) > tl.load(counts + 2)
+    q, products, plain = _add_up(g, x, center, columns, m, n, n, n, ROWS, COLUMNS)
+    updated = write_candidate(
+        q,
+        r,
+        candidate,
+        columns,
+        n,
+        rho,
+        c,
+        e_before,
+        m_before,
+        is_new,
+        elements,
+        samples,
+        UNIT_IS_SAMPLE,
+    )
+    f = scale * tl.rsqrt((r if KNOWN else updated) + eps)
+    tl.store(sums + columns, f * spread * products, mask=inside)
+    tl.store(sums + n + columns, f * plain, mask=inside)
 
 
 @triton.jit(do_not_specialize=["m", "share"])

@@ -130,6 +130,17 @@ def _running_statistics_untouched(function: Callable[..., Tensor], flag: str) ->
     return pull_back
 
 
+def _group_norm_in_order(input: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """The group norm, of contiguous memory on a CPU.
+
+    There torch's kernel for channels-last images writes a gradient of the input that was not asked
+    for, through a null pointer; and with the input held fixed, nobody asks for it.
+    """
+    if input.device.type == "cpu":
+        input = input.contiguous()
+    return torch.group_norm(input, *rest, **options)
+
+
 LINEAR: dict[Any, FunctionRule] = {}
 """torch function -> where it is linear."""
 
@@ -199,7 +210,14 @@ _add(
 _affine = "weight:weight bias:bias"
 _add("layer_norm", f"input shape {_affine}", normalized, F.layer_norm, torch.layer_norm)
 _add("rms_norm", "input shape weight:weight", normalized, F.rms_norm, torch.rms_norm)
-_add("group_norm", f"input groups {_affine}", channel, F.group_norm, torch.group_norm)
+_add(
+    "group_norm",
+    f"input groups {_affine}",
+    channel,
+    F.group_norm,
+    torch.group_norm,
+    pull_back=_group_norm_in_order,
+)
 _add("prelu", "input weight:weight", channel, F.prelu, T.prelu)
 
 _add("mul", "input:weight other:weight", broadcast, torch.mul, torch.multiply, T.mul, T.multiply)

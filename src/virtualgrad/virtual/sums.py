@@ -6,18 +6,21 @@ over samples n and positions p. T multiplies by an f that no sample changes, so
     dJ/dw = sum over p of f_p (sum over n of g_np x^_np),    dJ/db = sum over p of f_p (sum of g_np)
 
 The inner sums are made where the statistic, the sum of g^2 over n, is made: in one pass over g.
-T(g), as large as sigma, is never made, nor waited for where r is updated first.
+T(g), as large as sigma, is never made, nor waited for where r is updated first. Of a batch norm of
+images on a GPU they are made by an op of our own (:mod:`~virtualgrad.operators.rms_op`): a compiler
+puts the sums of many layers that share a g into one kernel, of few programs and long loops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from virtualgrad.operators import RMS
+from virtualgrad.operators import RMS, kernels
+from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.operators.rms_compiled import InCompiledPass
 from virtualgrad.virtual.calls import Call
 from virtualgrad.virtual.ops import map_arguments
@@ -27,32 +30,44 @@ NORMS = ("batch_norm", "layer_norm", "group_norm", "instance_norm")
 """Ops whose sigma is w x^ + b."""
 
 
+class How(NamedTuple):
+    """How the sums are made.
+
+    Attributes:
+        passed: T in this pass.
+        arguments: what the parameters are called.
+        by_op: whether one op makes them of x, mean and 1 / deviation; of x^ otherwise.
+    """
+
+    passed: InCompiledPass
+    arguments: Sequence[str]
+    by_op: bool
+
+
 class Sums(torch.autograd.Function):
     """sigma itself; in backward g itself to it, and the sums above to weight and bias."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        passed: InCompiledPass,
-        arguments: Sequence[str],
-        sigma: Tensor,
-        normalized: Tensor,
-        *parameters: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, how: How, sigma: Tensor, *tensors: Tensor) -> Tensor:
         """Return sigma; compilers want another tensor, and make none."""
-        ctx.passed, ctx.arguments = passed, arguments
-        ctx.dtypes = [parameter.dtype for parameter in parameters]
-        ctx.save_for_backward(normalized)
+        values = tensors[: -len(how.arguments)]  # behind them the parameters
+        ctx.how, ctx.number = how, len(values)
+        ctx.dtypes = [parameter.dtype for parameter in tensors[len(values) :]]
+        ctx.save_for_backward(*values)
         return sigma.clone()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         """Return g, and the gradients of the parameters."""
-        (normalized,) = ctx.saved_tensors
-        times = [normalized if name == "weight" else None for name in ctx.arguments]
-        sums = ctx.passed.sums(g, times)
+        passed, arguments, by_op = ctx.how
+        sums: Sequence[Tensor]
+        if by_op:
+            sums = passed.norm_sums(g, Normalized(*ctx.saved_tensors)).unbind()
+        else:
+            (normalized,) = ctx.saved_tensors
+            sums = passed.sums(g, [normalized if name == "weight" else None for name in arguments])
         found = [one.to(dtype) for one, dtype in zip(sums, ctx.dtypes, strict=True)]
-        return None, None, g, None, *found
+        return None, g, *[None] * ctx.number, *found
 
 
 def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
@@ -75,7 +90,17 @@ def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     parameters = [use.tensor for use in call.uses]
     if len(parameters) != len(site.parameters) or affine[0] is affine[1]:
         return None
-    # In the precision in which norms compute: of a sigma in bfloat16, x^ has more digits.
+    passed = InCompiledPass(operator, site, sigma)
+    arguments = [use.argument for use in call.uses]
+    values = _normalized_by_batch(call, arguments, passed, sigma)
+    how = How(passed, arguments, values is not None)
+    result: Tensor = Sums.apply(how, sigma, *(values or (_normalized(call, sigma),)), *parameters)
+    return result
+
+
+def _normalized(call: Call, sigma: Tensor) -> Tensor:
+    """x^, in the precision in which norms compute: of a sigma in bfloat16 it has more digits."""
+    affine = [call.bound.get(name) for name in ("weight", "bias")]
     wide = torch.promote_types(sigma.dtype, torch.float32)
 
     def bare(tensor: Tensor) -> Any:
@@ -84,8 +109,28 @@ def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
         return tensor.detach().to(wide)  # the input, or a running mean or variance
 
     args, kwargs = map_arguments(call.args, call.kwargs, bare)
-    normalized = (call.rule.pull_back or call.function)(*args, **kwargs)
-    passed = InCompiledPass(operator, site, sigma)
-    arguments = [use.argument for use in call.uses]
-    result: Tensor = Sums.apply(passed, arguments, sigma, normalized, *parameters)
-    return result
+    normalized: Tensor = (call.rule.pull_back or call.function)(*args, **kwargs)
+    return normalized
+
+
+def _normalized_by_batch(
+    call: Call, arguments: Sequence[str], passed: InCompiledPass, sigma: Tensor
+) -> Normalized | None:
+    """How a batch norm in training makes x^, for an op of our own; None where that is not used.
+
+    In the words in which compilers decompose a batch norm: they compute the two once.
+    """
+    if call.rule.op != "batch_norm" or arguments != ["weight", "bias"]:
+        return None
+    if passed.rms.share_positions or not call.bound.get("training", False):
+        return None
+    if not passed.sees_images(sigma):
+        return None
+    x = call.bound["input"].detach()
+    if x.dtype not in kernels.DTYPES:
+        return None
+    others = [axis for axis in range(x.dim()) if axis != 1]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, others, correction=0, keepdim=True)
+    deviation = torch.rsqrt(variance + call.bound.get("eps", 1e-5))
+    return Normalized(x, mean.flatten(), deviation.flatten())
