@@ -117,11 +117,11 @@ def launch_of_norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> tuple[
     r, m, n = kept.r, g.shape[0], kept.r.numel()
     x, mean, deviation = normalized
     sums = torch.empty(2, n, dtype=torch.float32, device=g.device)
-    rows, columns = tile_of_sums(n)
+    tile = tile_of_sums(n, g.element_size())
     tensors = (_laid_out_as(r, g), _laid_out_as(r, x), mean, deviation, sums, *kept[:5])
-    modes = (kept.stale, kept.unit_is_sample, are_innermost(r), rows, columns)
+    modes = (kept.stale, kept.unit_is_sample, are_innermost(r), tile.rows, tile.columns)
     arguments = (*tensors, m, n, r.shape[0], kept.elements, kept.samples, *modes)
-    return sums, Launch((-(-n // columns),), arguments, 4)
+    return sums, Launch((-(-n // tile.columns),), arguments, tile.warps)
 
 
 def _laid_out_as(r: Tensor, g: Tensor) -> Tensor:
