@@ -42,15 +42,19 @@ NORM_CASES: list[NormCase] = [
     ((16, 8, 5), CONTIGUOUS, torch.bfloat16, torch.bfloat16, FIRST, False),
     ((16, 8, 5, 5), CHANNELS_LAST, torch.float32, torch.bfloat16, FIRST, False),
     ((16, 8, 5, 5), CHANNELS_LAST, torch.float16, torch.float16, STALE, True),
+    # as many columns as each of the other two tiles is for
+    ((3, 16, 48, 48), CHANNELS_LAST, torch.bfloat16, torch.bfloat16, FIRST, False),
+    ((18, 16, 64, 64), CHANNELS_LAST, torch.float32, torch.float32, FIRST, False),
 ]
 
 SquaresCase = tuple[tuple[int, ...], int, torch.dtype, int]
 SQUARES_CASES: list[SquaresCase] = [
-    ((300, 8), 1, torch.float32, 4),
-    ((7, 11, 24), 2, torch.float32, 528),
-    ((5, 16, 6, 4), 1, torch.float32, 528),  # channels-last
-    ((1, 8), 1, torch.float32, 528),
-    ((4097, 136), 1, torch.bfloat16, 528),  # two blocks of columns, rows in many parts
+    ((300, 8), 1, torch.float32, 1),
+    ((7, 11, 24), 2, torch.float32, 132),
+    ((5, 16, 6, 4), 1, torch.float32, 132),  # channels-last
+    ((1, 8), 1, torch.float32, 132),
+    ((4097, 136), 1, torch.bfloat16, 132),  # three blocks of columns, rows in many parts
+    ((16500, 64), 1, torch.float32, 132),  # more parts than are added up by 32 columns at a time
     ((33, 40), 1, torch.float16, 1),
 ]
 

@@ -137,13 +137,12 @@ def check_a_gradient_that_lies_otherwise_is_laid_out_as_r():
     torch.testing.assert_close(found, expected)
 
 
-def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way, last: bool) -> None:
+def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way) -> None:
     from virtualgrad.operators import sums_kernel
 
     torch.manual_seed(0)
-    x, g = torch.randn(2, *shape, device=device).unbind()
-    if last:
-        x, g = (t.contiguous(memory_format=torch.channels_last) for t in (x, g))
+    both = torch.randn(2, *shape, device=device).unbind()
+    x, g = (t.contiguous(memory_format=torch.channels_last) for t in both)
     channels = shape[1]
     normalized = Normalized(x, *torch.rand(2, channels, device=device).unbind())
     ours, theirs = site(g, 1), site(g, 1)
@@ -151,7 +150,7 @@ def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way, last: bool)
         sums, launch = rms_op.launch_of_norm_sums(g, normalized, for_op(ours, g, way))
         launched(sums_kernel.norm_sums_and_write, g, launch)
         expected = ops_in_torch.norm_sums(g, normalized, for_op(theirs, g, way))
-        found = by_channel(sums, channels, last)
+        found = by_channel(sums, channels, last=True)
         torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours.candidate, theirs.candidate, rtol=1e-5, atol=1e-6)
         for kept in (ours, theirs):
@@ -160,9 +159,8 @@ def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way, last: bool)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("last", [False, True])
-def check_sums_of_a_batch_norm(way, last):
-    compare_norm_sums("cpu", (70, 6, 5, 3), way, last)
+def check_sums_of_a_batch_norm(way):
+    compare_norm_sums("cpu", (70, 6, 5, 3), way)
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 16), (3000, 24), (2, 200, 8)], ids=str)
@@ -195,10 +193,9 @@ def test_the_kernel_on_a_gpu(shape: tuple[int, ...], way: Way, dtype: torch.dtyp
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
 @pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("shape", [(70, 6, 5, 3), (128, 16, 32, 32)], ids=str)
-def test_sums_of_a_batch_norm_on_a_gpu(shape: tuple[int, ...], way: Way, last: bool) -> None:
-    compare_norm_sums("cuda", shape, way, last)
+@pytest.mark.parametrize("shape", [(70, 6, 5, 3), (128, 16, 32, 32), (40, 16, 64, 64)], ids=str)
+def test_sums_of_a_batch_norm_on_a_gpu(shape: tuple[int, ...], way: Way) -> None:
+    compare_norm_sums("cuda", shape, way)
 
 
 @pytest.mark.gpu

@@ -152,7 +152,7 @@ def test_images_keep_their_layout_in_compiled_passes(reading: str, by_ops: list[
     """Asked for strides in a backward pass, torch.compile makes every g contiguous: a copy each."""
     torch._dynamo.reset()
     model = nn.Sequential(*images(), *images()[1:])
-    SVGD(model, 1e-2, **READINGS[reading])
+    optimizer = SVGD(model, 1e-2, **READINGS[reading])
     graphs, backend = backward_graphs()
     x = torch.randn(6, *IMAGE, dtype=torch.float64).to(memory_format=torch.channels_last)
     torch.compile(model, backend=backend, fullgraph=True)(x).square().mean().backward()
@@ -160,3 +160,61 @@ def test_images_keep_their_layout_in_compiled_passes(reading: str, by_ops: list[
     large = [v for v in values if isinstance(v, Tensor) and v.shape == (6, 4, 5, 5)]
     assert large
     assert all(v.is_contiguous(memory_format=torch.channels_last) for v in large)
+    optimizer.step()
+    assert optimizer.operator.state
+    assert ("norm_sums" in by_ops) is (reading != "shared")
+
+
+def test_an_input_that_may_be_overwritten_unnoticed_goes_the_other_way(by_ops: list[str]) -> None:
+    """The norm tells of it only if its input requires grad; here it does not."""
+
+    class Overwriting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 1.0
+            y = self.norm(x)
+            x.mul_(3).add_(x.sin())
+            return y + x.sum()
+
+    torch.manual_seed(0)
+    model = Overwriting().double()
+    x = torch.randn(6, *IMAGE, dtype=torch.float64).to(memory_format=torch.channels_last)
+    twin = copy.deepcopy(model.norm)
+    with SVGD(twin, 1e-2):
+        (twin(x) + (3 * x + (3 * x).sin()).sum()).pow(3).mean().backward()
+    torch._dynamo.reset()
+    with SVGD(model, 1e-2):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(x).pow(3).mean().backward()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-14)
+    assert not by_ops
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_an_empty_batch_teaches_nothing(order: torch.memory_format, by_ops: list[str]) -> None:
+    model = images().to(memory_format=order)  # type: ignore[call-overload]
+    torch._dynamo.reset()
+    optimizer = SVGD(model, 1e-2)
+    run = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    for samples in (6, 0, 6):
+        before = {key: kept["r"].clone() for key, kept in optimizer.operator.state.items()}
+        x = torch.randn(samples, *IMAGE, dtype=torch.float64).to(memory_format=order)
+        optimizer.zero_grad()
+        run(x).pow(3).sum().backward()
+        optimizer.step()
+        same = [torch.equal(before[key], optimizer.operator.state[key]["r"]) for key in before]
+        assert all(same) if samples == 0 else not any(same)
+    assert bool(by_ops) is (order is torch.channels_last)
+
+
+def test_one_channel(by_sums: list[bool]) -> None:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 1, 3, bias=False), nn.BatchNorm2d(1), nn.Tanh())
+    model = nn.Sequential(*layers).double()
+    eager = trained(copy.deepcopy(model), IMAGE, False)
+    for one, other in zip(eager, trained(model, IMAGE, True), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert any(by_sums)

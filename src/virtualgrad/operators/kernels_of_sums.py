@@ -79,10 +79,10 @@ class NormSums:
         tile = self._tile
         arguments = (*given, *self._sizes, *numbers, self._last, tile.rows, tile.columns)
         launch(self._launch, self._device, arguments, tile.warps)
-        return by_channel(sums, self._channels, self._last), norm
+        return by_channel(sums, self._channels, last=self._last), norm
 
 
-def by_channel(sums: Tensor, channels: int, last: bool) -> Tensor:
+def by_channel(sums: Tensor, channels: int, *, last: bool) -> Tensor:
     """Sums of columns, added up over positions: two rows of a number for each channel."""
     if sums.shape[1] == channels:
         return sums

@@ -113,13 +113,13 @@ def launch_of_transform(g: Tensor, kept: Kept) -> tuple[Tensor, Launch]:
 
 
 def launch_of_norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> tuple[Tensor, Launch]:
-    """Sums of columns, as yet empty, and the launch that makes them."""
+    """Sums of columns, as yet empty, and the launch that makes them; channels lie innermost."""
     r, m, n = kept.r, g.shape[0], kept.r.numel()
     x, mean, deviation = normalized
     sums = torch.empty(2, n, dtype=torch.float32, device=g.device)
     tile = tile_of_sums(n, g.element_size())
     tensors = (_laid_out_as(r, g), _laid_out_as(r, x), mean, deviation, sums, *kept[:5])
-    modes = (kept.stale, kept.unit_is_sample, are_innermost(r), tile.rows, tile.columns)
+    modes = (kept.stale, kept.unit_is_sample, tile.rows, tile.columns)
     arguments = (*tensors, m, n, r.shape[0], kept.elements, kept.samples, *modes)
     return sums, Launch((-(-n // tile.columns),), arguments, tile.warps)
 
@@ -130,11 +130,6 @@ def _laid_out_as(r: Tensor, g: Tensor) -> Tensor:
     if g.stride() == strides:
         return g
     return torch.empty_strided(g.shape, strides, dtype=g.dtype, device=g.device).copy_(g)
-
-
-def are_innermost(r: Tensor) -> bool:
-    """Whether the channels of an r of (channels, ...) lie next to each other."""
-    return r.shape[0] == 1 or r.stride(0) == 1
 
 
 def launch_of_squares(g: Tensor) -> tuple[Tensor, Launch]:
@@ -193,7 +188,7 @@ def _ops() -> tuple[Any, ...]:
         normalized = Normalized(x, mean, deviation)
         sums, (grid, arguments, warps) = launch_of_norm_sums(g, normalized, kept)
         wrap_triton(sums_kernel.norm_sums_and_write)[grid](*arguments, num_warps=warps)
-        return by_channel(sums, r.shape[0], are_innermost(r))
+        return by_channel(sums, r.shape[0], last=True)
 
     @triton_op("virtualgrad::part_squares", mutates_args=())
     def part_squares(g: Tensor) -> Tensor:

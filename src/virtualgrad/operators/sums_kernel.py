@@ -33,12 +33,6 @@ def _add_up(  # noqa: PLR0917 - Triton has no keywords here
     return tl.sum(squares, axis=0), tl.sum(products, axis=0), tl.sum(plain, axis=0)
 
 
-@triton.jit
-def _channels_of(columns, n, channels, LAST: tl.constexpr):  # pragma: no cover - as above
-    """The channel of each column; they lie innermost (LAST), or outermost."""
-    return columns % channels if LAST else columns // (n // channels)
-
-
 @triton.jit(do_not_specialize=["m"])
 def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
     g,
@@ -58,7 +52,7 @@ def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
     weight,
     scale,
     eps,
-    LAST: tl.constexpr,
+    LAST: tl.constexpr,  # channels lie innermost, not outermost
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
@@ -69,7 +63,7 @@ def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
     """
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < n
-    channel = _channels_of(columns, n, channels, LAST)
+    channel = columns % channels if LAST else columns // (n // channels)
     center = tl.load(mean + channel, mask=inside, other=0.0)
     q, products, plain = _add_up(g, x, center, columns, m, n, stride, stride_x, ROWS, COLUMNS)
     if earlier is not None:
@@ -102,14 +96,13 @@ def norm_sums_and_write(  # noqa: PLR0917 - as above
     samples,
     KNOWN: tl.constexpr,
     UNIT_IS_SAMPLE: tl.constexpr,
-    LAST: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
     """The same in a compiled pass: numbers lie on the device, and the new r is written."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < n
-    channel = _channels_of(columns, n, channels, LAST)
+    channel = columns % channels  # they lie innermost
     center = tl.load(mean + channel, mask=inside, other=0.0)
     spread = tl.load(deviation + channel, mask=inside, other=0.0)
     r = tl.load(given + columns, mask=inside, other=0.0)

@@ -46,7 +46,7 @@ def run_joined(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tenso
     if call.rule.pull_back is None:
         main = call.main()
         plan = plans.of(call, tuple(main.shape), batch_dim)
-    else:  # a norm that counts its batches: it must run once, and is as large as its input
+    else:  # a norm, as large as its input; it must run once if it counts its batches
         plan = plans.of(call, tuple(call.bound["input"].shape), batch_dim)
         main = None
     if torch.compiler.is_compiling() and plans.leave_out(plan):

@@ -17,7 +17,7 @@ def shape_of(call: Call) -> tuple[int, ...]:
     """
     if call.rule.in_place:
         return tuple(call.args[0].shape)
-    if call.rule.pull_back is not None:  # a norm that counts its batches
+    if call.rule.pull_back is not None:  # a norm, as large as its input
         return tuple(call.bound["input"].shape)
     args, kwargs = hold_fixed(call.args, call.kwargs, lambda tensor: True)
     return tuple(call.function(*args, **kwargs).shape)

@@ -6,9 +6,10 @@ over samples n and positions p. T multiplies by an f that no sample changes, so
     dJ/dw = sum over p of f_p (sum over n of g_np x^_np),    dJ/db = sum over p of f_p (sum of g_np)
 
 The inner sums are made where the statistic, the sum of g^2 over n, is made: in one pass over g.
-T(g), as large as sigma, is never made, nor waited for where r is updated first. Of a batch norm of
-images on a GPU they are made by an op of our own (:mod:`~virtualgrad.operators.rms_op`): a compiler
-puts the sums of many layers that share a g into one kernel, of few programs and long loops.
+T(g), as large as sigma, is never made, nor waited for where r is updated first. Of a batch norm in
+training, with weight and bias, of channels-last images on a GPU, they are made by an op of our own
+(:mod:`~virtualgrad.operators.rms_op`): a compiler puts the sums of many layers that share a g into
+one kernel, of few programs and long loops.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Sums(torch.autograd.Function):
         """Return sigma; compilers want another tensor, and make none."""
         values = tensors[: -len(how.arguments)]  # behind them the parameters
         ctx.how, ctx.number = how, len(values)
-        ctx.dtypes = [parameter.dtype for parameter in tensors[len(values) :]]
+        ctx.kinds = [(parameter.shape, parameter.dtype) for parameter in tensors[len(values) :]]
         ctx.save_for_backward(*values)
         return sigma.clone()
 
@@ -66,7 +67,11 @@ class Sums(torch.autograd.Function):
         else:
             (normalized,) = ctx.saved_tensors
             sums = passed.sums(g, [normalized if name == "weight" else None for name in arguments])
-        found = [one.to(dtype) for one, dtype in zip(sums, ctx.dtypes, strict=True)]
+        # An axis of one number counts as none: of one channel there is a lone sum.
+        found = [
+            one.to(dtype).reshape(shape)
+            for one, (shape, dtype) in zip(sums, ctx.kinds, strict=True)
+        ]
         return None, g, *[None] * ctx.number, *found
 
 
@@ -126,9 +131,11 @@ def _normalized_by_batch(
         return None
     if not passed.sees_images(sigma):
         return None
-    x = call.bound["input"].detach()
-    if x.dtype not in kernels.DTYPES:
+    x = call.bound["input"]
+    # The op reads x itself. Who overwrites it is told so by the norm, but only if x requires grad.
+    if x.dtype not in kernels.DTYPES or not x.requires_grad:
         return None
+    x = x.detach()
     others = [axis for axis in range(x.dim()) if axis != 1]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     variance, mean = torch.var_mean(wide, others, correction=0, keepdim=True)
