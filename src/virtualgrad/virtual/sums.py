@@ -85,6 +85,8 @@ def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     """
     if call.rule.op not in NORMS or len(plan) != 1 or sigma.is_complex():
         return None
+    if not call.bound["input"].requires_grad:
+        return None  # no node of the norm's own would notice an input that is overwritten later
     site, operator = plan[0]
     if not isinstance(operator, RMS) or not operator.is_plain:
         return None
@@ -131,11 +133,9 @@ def _normalized_by_batch(
         return None
     if not passed.sees_images(sigma):
         return None
-    x = call.bound["input"]
-    # The op reads x itself. Who overwrites it is told so by the norm, but only if x requires grad.
-    if x.dtype not in kernels.DTYPES or not x.requires_grad:
+    x = call.bound["input"].detach()
+    if x.dtype not in kernels.DTYPES:
         return None
-    x = x.detach()
     others = [axis for axis in range(x.dim()) if axis != 1]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     variance, mean = torch.var_mean(wide, others, correction=0, keepdim=True)
