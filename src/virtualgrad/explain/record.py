@@ -63,6 +63,8 @@ class Recorder(Intercept):
         without_grad: parameters that were met while gradients were switched off.
     """
 
+    sees_all_ops = True
+
     def __init__(self, parameters: Mapping[str, Tensor], *, batch_dim: int) -> None:
         super().__init__(parameters, identity, batch_dim=batch_dim)
         self.records: list[OpRecord] = []

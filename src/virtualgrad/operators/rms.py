@@ -35,6 +35,7 @@ from virtualgrad.operators.base import (
     Operator,
     SiteState,
     StatefulOperator,
+    apply_operator,
     require_names,
     require_shape,
 )
@@ -126,7 +127,9 @@ class RMS(StatefulOperator):
         """Return T(g) with given numbers, and prepare the new r."""
         if self.learns_nothing(g):
             return g
-        running = self._find(g, site)
+        return self._product_at(self._find(g, site), g, numbers)
+
+    def _product_at(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
         viewed = _viewed(g, running)
         product = None
         if self._may_fuse(running):
@@ -140,18 +143,20 @@ class RMS(StatefulOperator):
         """Whether g is of an expert that got no rows: nothing to learn, nothing to divide."""
         return g.numel() == 0 and (self.stale or self.ranks is None)
 
-    def row_factor(self, g: Tensor, site: Site, axis: int) -> Tensor | None:
-        """Return f where T(g) is f g with one number f per index of an axis, and prepare the new r.
+    def product_or_rows(
+        self, g: Tensor, site: Site, axis: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return T(g) and None, or g and f where T(g) is f g, and prepare the new r.
 
-        None, and nothing is prepared, where r differs along other axes, too, or where a subclass
-        makes something else of T(g).
+        f has one number per index of an axis: it is returned where r differs along no other one,
+        unless a subclass makes something else of T(g).
         """
         if g.numel() == 0 or not self.is_plain:
-            return None
-        running = self._find(g, site)
-        if running.only_axis != axis:
-            return None
-        return self._gather(running, g, self.settings(site))
+            return apply_operator(self, g, site), None
+        running, numbers = self._find(g, site), self.settings(site)
+        if axis is not None and running.only_axis == axis:
+            return g, self._gather(running, g, numbers)
+        return self._product_at(running, g, numbers), None
 
     def norm_sums(self, g: Tensor, site: Site, normalized: Normalized) -> Tensor | None:
         """Return the gradients of a batch norm's weight and bias, as rows, and prepare the new r.

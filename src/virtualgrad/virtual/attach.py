@@ -1,15 +1,13 @@
 """Encapsulation 1, the attachment: let the modules of a model run under an interception.
 
 Each module that holds parameters, itself or in its children, gets a class of its own: a subclass
-of its class with the same name, whose ``forward`` switches the interception on. Nothing is stored
-in the module, so copies, pickles and state_dicts of an attached model are those of a plain one.
+of its class with the same name, whose ``forward`` switches the interception on; so do layers of
+torch.nn without parameters, to switch it off. Nothing is stored in the module, so copies, pickles
+and state_dicts of an attached model are those of a plain one.
 """
 
 from __future__ import annotations
 
-import copyreg
-import functools
-import inspect
 import threading
 import warnings
 from collections.abc import Callable
@@ -20,17 +18,17 @@ from torch import Tensor, nn
 
 from virtualgrad.compiling import fixed, settled_while_tracing
 from virtualgrad.errors import ModelError
+from virtualgrad.virtual.attached_class import (
+    BINDING,
+    attachments_in,
+    unwatched_class,
+    watched_class,
+)
 from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
-from virtualgrad.virtual.leaves import leaf_of
+from virtualgrad.virtual.leaves import bare_leaf_of
 from virtualgrad.virtual.models import require_attachable, unwrap
-from virtualgrad.virtual.refusals import (
-    refuse_compiled_pair,
-    refuse_compiled_shards,
-    refuse_inputs,
-    refuse_thread,
-)
-from virtualgrad.virtual.synchronised import seen
+from virtualgrad.virtual.refusals import refuse_inputs, refuse_thread
 
 
 class Attachment:
@@ -57,7 +55,7 @@ class Attachment:
         count = len(self._modules)
         try:
             for path, module in self.model.named_modules():
-                if id(module) not in known and next(module.parameters(), None) is not None:
+                if id(module) not in known:
                     self._attach(module, path)
         except BaseException:
             for module in self._modules[count:]:  # all of them, or none
@@ -66,9 +64,15 @@ class Attachment:
             raise
 
     def _attach(self, module: nn.Module, path: str) -> None:
-        """Give a module a class of its own; raise where its class does not let us."""
+        """Give a module a class of its own, if it needs one; raise where its class forbids it."""
+        bare = None if "forward" in vars(module) else bare_leaf_of(module)
         try:
-            module.__class__ = _attached_class(self, module, path)
+            if next(module.parameters(), None) is not None:
+                module.__class__ = watched_class(self, module, path)
+            elif bare is not None and not self.intercept.sees_all_ops:
+                module.__class__ = unwatched_class(self, module, bare)
+            else:
+                return
         except Exception as error:
             raise ModelError.of(
                 given=f"{type(module).__name__} at {path or 'the top of the model'!r}, of which no "
@@ -85,7 +89,7 @@ class Attachment:
         self.intercept.release()
         for module in self._modules:
             while True:
-                binding = type(module).__dict__.get("_virtualgrad_attachment")
+                binding = type(module).__dict__.get(BINDING)
                 if binding is None or binding.active:
                     break
                 module.__class__ = type(module).__base__  # type: ignore[assignment]
@@ -174,75 +178,5 @@ def attachments_of(model: nn.Module) -> list[Attachment]:
     """The attachments that are active somewhere in a model."""
     found: dict[int, Attachment] = {}
     for module in model.modules():
-        found |= {id(each): each for each in _attachments_in(type(module)) if each.active}
+        found |= {id(each): each for each in attachments_in(type(module)) if each.active}
     return list(found.values())
-
-
-def _attachments_in(cls: type) -> list[Attachment]:
-    """The attachments that have given a class to a module, the last one first."""
-    bindings = [each.__dict__.get("_virtualgrad_attachment") for each in cls.__mro__]
-    return [binding for binding in bindings if binding is not None]
-
-
-def _attached_class(attachment: Attachment, module: nn.Module, path: str) -> type[nn.Module]:
-    """A subclass of the module's class that runs this one module under the interception."""
-    base = type(module)
-    # A forward that was put on the module itself hides the one of its class: go round it.
-    method = "__call__" if "forward" in vars(module) else "forward"
-    plain = getattr(base, method)
-
-    leaf = leaf_of(module) if method == "forward" else None
-    hides_parameters = isinstance(module, nn.SyncBatchNorm) and method == "forward"
-    own = attachment.intercept.own_parameters(module)
-    others = _attachments_in(base)
-
-    @functools.wraps(plain)  # its signature is read by trainers
-    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        forward = getattr(base, method)  # others may have put theirs in its place since
-        # "is module": a copy that a class makes of itself by its own means is a plain model.
-        if attachment.active and torch.is_grad_enabled() and self is module:
-            if torch.compiler.is_compiling() and any([other.active for other in others]):
-                refuse_compiled_pair(path)
-            if attachment.intercept.is_sharded:
-                if torch.compiler.is_compiling():
-                    refuse_compiled_shards(path)
-                attachment.intercept.meet(self, own)
-            if leaf is not None and len(args) == 1 and not kwargs:
-                done = attachment.intercept.run_leaf(leaf, path, forward, self, args[0])
-                if done is not None:
-                    return done
-            if hides_parameters:
-                forward = seen(forward, attachment.intercept, path)
-            return attachment.call(path, forward, self, args, kwargs)
-        return forward(self, *args, **kwargs)
-
-    # accelerate and others undo what they wrapped by following __wrapped__: they must stop here.
-    run.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
-    del run.__wrapped__
-
-    def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
-        reduced: Any = base.__reduce_ex__(self, protocol)
-        function, arguments, *rest = reduced
-        if function is copyreg.__newobj__ and arguments[0] is cls:  # type: ignore[attr-defined]
-            # pickle insists that __newobj__ makes the object's own class; this one does not care.
-            return (copyreg._reconstructor, (base, object, None), *rest)  # type: ignore[attr-defined]
-        by_base = tuple(base if argument is cls else argument for argument in arguments)
-        return (base if function is cls else function, by_base, *rest)
-
-    @functools.wraps(base.zero_grad)
-    def zero_grad(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        base.zero_grad(self, *args, **kwargs)
-        if attachment.active and self is attachment.model:
-            attachment.cleared()
-
-    namespace = {
-        method: run,
-        "zero_grad": zero_grad,
-        "__reduce_ex__": __reduce_ex__,
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-        "_virtualgrad_attachment": attachment,
-    }
-    cls: type[nn.Module] = type(base.__name__, (base,), namespace)
-    return cls

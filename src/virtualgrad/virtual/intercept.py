@@ -18,6 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import (
+    _len_torch_function_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
+)
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -35,7 +40,7 @@ from virtualgrad.sites.functions import (
 )
 from virtualgrad.virtual.calls import Call, one_forward
 from virtualgrad.virtual.composites import pieces_of
-from virtualgrad.virtual.leaves import Leaf
+from virtualgrad.virtual.leaves import BareLeaf, Leaf
 from virtualgrad.virtual.memories import Memories
 from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
@@ -87,7 +92,10 @@ class Intercept(TorchFunctionMode):
         path: of the module that runs; None outside of the model.
         is_sharded: whether tensors have to be met before they are known by a name (FSDP).
         parameters_at: site -> the parameters that its T serves; its state is saved at the first.
+        sees_all_ops: whether it wants to see ops that meet no parameter as well.
     """
+
+    sees_all_ops = False
 
     def __init__(
         self,
@@ -149,15 +157,13 @@ class Intercept(TorchFunctionMode):
         That is also the case where another mode is on: it wants to see the op, too. A layer that
         is called by itself, outside of the model, begins a pass.
         """
-        if self.path is None or torch.compiler.is_compiling() or type(x) is not Tensor:
+        if self.path is None or not self._is_activation(x) or not leaf.is_all_of(module):
             return None
-        weight = module._parameters.get("weight")
+        weight = module._parameters["weight"]
         memory = self._memories.layers.get((leaf.function, path, id(weight)))
-        if memory is None or id(x) in self.tracked.views:  # a parameter in another guise
+        if memory is None or _len_torch_function_stack() != 1:
             return None
-        if not leaf.is_all_of(module) or torch._C._len_torch_function_stack() != 1:
-            return None
-        mode = torch._C._pop_torch_function_stack()
+        mode = _pop_torch_function_stack()
         try:
             if mode is not self:
                 return None
@@ -165,10 +171,28 @@ class Intercept(TorchFunctionMode):
             if leaf.arguments is not None:
                 arguments = leaf.arguments(module, x)
                 return memory.run(leaf.function, arguments, {}, current, self.batch_dim)
-            is_left_out = isinstance(memory, LeftOut) and memory.counts_for(module, current)
+            is_left_out = type(memory) is LeftOut and memory.counts_for(module, current)
             return forward(module, x) if is_left_out else None
         finally:
-            torch._C._push_on_torch_function_stack(mode)
+            _push_on_torch_function_stack(mode)
+
+    def run_bare(self, leaf: BareLeaf, forward: Any, module: nn.Module, x: Any) -> Any:
+        """Run a layer without parameters, unwatched where its op meets an activation alone."""
+        is_plain = leaf.is_all_of(forward) and self._is_activation(x)
+        if not is_plain or _len_torch_function_stack() != 1:
+            return forward(module, x)
+        mode = _pop_torch_function_stack()
+        try:
+            if mode is self:
+                return forward(module, x)
+        finally:
+            _push_on_torch_function_stack(mode)
+        return forward(module, x)
+
+    def _is_activation(self, x: Any) -> bool:
+        """Whether an input is a plain tensor, and no parameter in another guise."""
+        views = self.tracked.views
+        return type(x) is Tensor and not (views and id(x) in views)
 
     # ---------------------------------------------------------------- torch functions
 

@@ -2,7 +2,8 @@
 
 A torch function mode costs time at every op, most of all at those that torch has written in Python,
 such as batch norm. So a layer that can run as it was run before (:mod:`.memories`) is not watched:
-it goes straight to its op, or, where T leaves it out, runs its own forward with the mode off.
+it goes straight to its op, or, where T leaves it out, runs its own forward with the mode off. Nor
+is a layer without parameters, such as ReLU: all that its op meets is its input.
 """
 
 from __future__ import annotations
@@ -45,12 +46,6 @@ class Leaf:
         inner = getattr(layer, "_conv_forward", None)
         return cls(layer, name, vars(F)[name], arguments, layer.forward, inner)
 
-    def is_torchs_own(self) -> bool:
-        """Whether the methods are torch's: others may have put theirs there before this import."""
-        written_in = vars(sys.modules[self.layer.__module__])
-        methods = [method for method in (self.forward, self.inner) if method is not None]
-        return all(getattr(method, "__globals__", None) is written_in for method in methods)
-
     def is_all_of(self, module: nn.Module) -> bool:
         """Whether a layer calls this op, still torch's own, on its parameters, and does no more.
 
@@ -71,6 +66,37 @@ class Leaf:
             and "_conv_forward" not in own
             and type(module)._conv_forward is self.inner  # type: ignore[attr-defined]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BareLeaf:
+    """What the forward of a class of layers without parameters does: one op on its input.
+
+    Attributes:
+        forward: of the class, as torch has written it.
+        name: of the op in torch.nn.functional; None where it is a method of tensors, or torch's.
+        function: that op.
+    """
+
+    forward: Any
+    name: str | None
+    function: Any
+
+    @classmethod
+    def of(cls, layer: type[nn.Module], name: str | None) -> BareLeaf:
+        """What the forward of a class does, with the method that does it now."""
+        return cls(layer.forward, name, None if name is None else vars(F)[name])
+
+    def is_all_of(self, forward: Any) -> bool:
+        """Whether a layer that runs this forward calls the op, both still torch's own."""
+        return forward is self.forward and (
+            self.name is None or vars(F).get(self.name) is self.function
+        )
+
+
+def bare_leaf_of(module: nn.Module) -> BareLeaf | None:
+    """What the forward of a layer without parameters does; None for all other modules."""
+    return BARE_LEAVES.get(type(module))
 
 
 def leaf_of(module: nn.Module) -> Leaf | None:
@@ -100,7 +126,60 @@ def known_leaves() -> dict[type[nn.Module], Leaf]:
         Leaf.of(nn.LayerNorm, "layer_norm"),
         Leaf.of(nn.GroupNorm, "group_norm"),
     )
-    return {leaf.layer: leaf for leaf in leaves if leaf.is_torchs_own()}
+    return {
+        leaf.layer: leaf
+        for leaf in leaves
+        if _is_torchs_own(leaf.layer, leaf.forward)
+        and (leaf.inner is None or _is_torchs_own(leaf.layer, leaf.inner))
+    }
+
+
+def known_bare_leaves() -> dict[type[nn.Module], BareLeaf]:
+    """The layers without parameters whose forward is known, less those that others have changed."""
+    names: dict[type[nn.Module], str | None] = {
+        nn.Identity: None,
+        nn.Flatten: None,
+        nn.Sigmoid: None,
+        nn.Tanh: None,
+        nn.ReLU: "relu",
+        nn.ReLU6: "hardtanh",
+        nn.LeakyReLU: "leaky_relu",
+        nn.ELU: "elu",
+        nn.GELU: "gelu",
+        nn.SiLU: "silu",
+        nn.Mish: "mish",
+        nn.Hardswish: "hardswish",
+        nn.Softplus: "softplus",
+        nn.Softmax: "softmax",
+        nn.LogSoftmax: "log_softmax",
+        nn.Dropout: "dropout",
+        nn.Dropout2d: "dropout2d",
+        nn.MaxPool1d: "max_pool1d",
+        nn.MaxPool2d: "max_pool2d",
+        nn.MaxPool3d: "max_pool3d",
+        nn.AvgPool1d: "avg_pool1d",
+        nn.AvgPool2d: "avg_pool2d",
+        nn.AvgPool3d: "avg_pool3d",
+        nn.AdaptiveAvgPool1d: "adaptive_avg_pool1d",
+        nn.AdaptiveAvgPool2d: "adaptive_avg_pool2d",
+        nn.AdaptiveAvgPool3d: "adaptive_avg_pool3d",
+        nn.Upsample: "interpolate",
+    }
+    return {
+        layer: BareLeaf.of(layer, name)
+        for layer, name in names.items()
+        if _is_torchs_own(layer, layer.forward)
+    }
+
+
+def _is_torchs_own(layer: type[nn.Module], method: Any) -> bool:
+    """Whether a method is torch's: others may have put theirs there before this import.
+
+    (Some layers have it from a class of another module of torch.nn.)
+    """
+    written_in = [vars(sys.modules[each.__module__]) for each in layer.__mro__[:-2]]
+    return any(getattr(method, "__globals__", None) is one for one in written_in)
 
 
 LEAVES = known_leaves()
+BARE_LEAVES = known_bare_leaves()

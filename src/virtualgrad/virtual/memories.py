@@ -47,7 +47,8 @@ class Memories:
             position, name = call.rule.weight
             weight = call.args[position] if len(call.args) > position else call.kwargs.get(name)
             key, number = split_key(call.key)
-            left_out = LeftOut(key, parameters, self._tracked.names)
+            given = (call.bound.get("weight"), call.bound.get("bias"))
+            left_out = LeftOut(key, parameters, self._tracked.names, *given)
             known = self.layers.get((call.function, path, id(weight)))
             if isinstance(known, LeftOut) and known.is_same(call.args, call.kwargs):
                 left_out = known

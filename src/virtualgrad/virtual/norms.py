@@ -14,7 +14,9 @@ from torch import Tensor
 
 from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.virtual.asked import is_wanted
-from virtualgrad.virtual.ops import Transforms, asked_of, transformed_gradients
+from virtualgrad.virtual.ops import Incoming, Transforms, asked_of, transformed_gradients
+
+OPERANDS = ("input", "weight", "bias")
 
 BEHIND_INPUT: dict[str, Any] = {
     "weight": None,
@@ -53,8 +55,10 @@ class BatchNorm(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         """Run the batch norm."""
-        given = {"input": x, "weight": weight, "bias": bias}
-        ctx.operands = tuple(name for name, tensor in given.items() if tensor is not None)
+        ctx.operands = OPERANDS
+        if weight is None or bias is None:
+            given = zip(OPERANDS, (x, weight, bias), strict=True)
+            ctx.operands = tuple(name for name, tensor in given if tensor is not None)
         sigma, mean, deviation, reserve, kernel = torch.ops.aten._batch_norm_impl_index(
             x,
             weight,
@@ -77,15 +81,11 @@ class BatchNorm(torch.autograd.Function):
         if g is None:
             return (None,) * 9
         x, weight, running_mean, running_var, mean, deviation, reserve = ctx.saved_tensors
-        needed = dict(zip(("input", "weight", "bias"), ctx.needs_input_grad[1:4], strict=True))
+        needed = list(ctx.needs_input_grad[1:4])
         sums = _sums(ctx, g, Normalized(x, mean, deviation))
         if sums is not None:  # nothing is left to pull back but the true g, into x
-            needed.update(weight=False, bias=False)
-        pulled = transformed_gradients(
-            ctx, g, ctx.operands, [needed[name] for name in ctx.operands], row_axis=1
-        )
-        incoming = dict(zip(ctx.operands, pulled, strict=True))
-        asked = [incoming.get(name) for name in needed]
+            needed[1:] = (False, False)
+        asked = _incoming(ctx, g, needed)
         result: list[Tensor | None] = [None, None, None]
         for one in {id(t.g): t.g for t in asked if t is not None}.values():
             mask = [t is not None and t.g is one for t in asked]
@@ -103,14 +103,24 @@ class BatchNorm(torch.autograd.Function):
                 mask,
                 reserve,
             )
-            result = [new if m else old for new, m, old in zip(found, mask, result, strict=True)]
-        scaled = [
-            grad if t is None or grad is None else t.scaled(grad)
-            for t, grad in zip(asked, result, strict=True)
-        ]
+            for k, t in enumerate(asked):
+                if t is not None and mask[k]:
+                    result[k] = t.scaled(found[k])
         if sums is not None:
-            scaled[1:] = (one.to(weight.dtype) for one in sums.unbind())
-        return None, *scaled, None, None, None, None, None
+            result[1:] = (one.to(weight.dtype) for one in sums.unbind())
+        return None, *result, None, None, None, None, None
+
+
+def _incoming(ctx: Any, g: Tensor, needed: list[bool]) -> list[Incoming | None]:
+    """What input, weight and bias are to pull back, whichever of them there are."""
+    if ctx.operands is OPERANDS:
+        return transformed_gradients(ctx, g, OPERANDS, needed, row_axis=1)
+    is_needed = dict(zip(OPERANDS, needed, strict=True))
+    pulled = transformed_gradients(
+        ctx, g, ctx.operands, [is_needed[name] for name in ctx.operands], row_axis=1
+    )
+    incoming = dict(zip(ctx.operands, pulled, strict=True))
+    return [incoming.get(name) for name in OPERANDS]
 
 
 def _sums(ctx: Any, g: Tensor, normalized: Normalized) -> Tensor | None:

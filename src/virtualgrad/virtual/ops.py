@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from virtualgrad.errors import DoubleBackwardError
 from virtualgrad.operators.kernels_of_sums import Normalized
@@ -36,8 +37,10 @@ class Transform(Protocol):
     def __call__(self, g: Tensor, asked: Asked | None = None, /) -> Tensor:
         """Return T(g)."""
 
-    def row_factor(self, g: Tensor, axis: int, asked: Asked | None = None) -> Tensor | None:
-        """Return f where T(g) is f g with one number per index of the axis; else None."""
+    def product_or_rows(
+        self, g: Tensor, axis: int | None, asked: Asked | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return T(g), or g and f where T(g) is f g with one number per index of the axis."""
 
     def norm_sums(
         self, g: Tensor, normalized: Normalized, asked: Asked | None = None
@@ -97,7 +100,7 @@ def begin_backward(transforms: Iterable[Transform]) -> None:
     if torch.compiler.is_compiling():
         return
     refuse_create_graph()
-    if not torch._C._autograd._get_current_graph_task_keep_graph():
+    if not _get_current_graph_task_keep_graph():
         for transform in transforms:
             transform.current.consumed = True
 
@@ -111,7 +114,7 @@ def asked_of(
     """
     if torch.compiler.is_compiling():
         return None
-    if not transform.current.kept and not torch._C._autograd._get_current_graph_task_keep_graph():
+    if not transform.current.kept and not _get_current_graph_task_keep_graph():
         return None
     edges = edges or ctx.next_functions
     return asked_behind(edges[operand][0] for operand in operands)
@@ -171,26 +174,23 @@ def transformed_gradients(
     transforms: Transforms = ctx.transforms
     begin_backward(transforms.values())
     edges = ctx.next_functions  # made anew at every look
-    done: dict[int, Incoming] = {}
-    incoming: list[Incoming | None] = []
+    incoming: list[Incoming | None] = [None] * len(arguments)
     for operand, (argument, is_needed) in enumerate(zip(arguments, needed, strict=False)):
+        if not is_needed:
+            continue
         transform = transforms.get(argument)
-        if not is_needed or (transform is not None and not is_wanted(ctx, operand, edges)):
-            incoming.append(None)
-        elif transform is None:
-            incoming.append(Incoming(g))
-        else:
-            if id(transform) not in done:
-                served = (
-                    k for k, name in enumerate(arguments) if transforms.get(name) is transform
-                )
-                asked = asked_of(ctx, transform, served, edges)
-                rows = None if row_axis is None else transform.row_factor(g, row_axis, asked)
-                done[id(transform)] = (
-                    Incoming(transform(g, asked)) if rows is None else Incoming(g, rows)
-                )
-            incoming.append(done[id(transform)])
-    return incoming + [None] * (len(arguments) - len(incoming))
+        if transform is None:
+            incoming[operand] = Incoming(g)
+            continue
+        if not is_wanted(ctx, operand, edges):
+            continue
+        served = [k for k, name in enumerate(arguments) if transforms.get(name) is transform]
+        done = next((incoming[k] for k in served if incoming[k] is not None), None)
+        if done is None:
+            asked = asked_of(ctx, transform, served, edges)
+            done = Incoming(*transform.product_or_rows(g, row_axis, asked))
+        incoming[operand] = done
+    return incoming
 
 
 def in_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,6 +198,8 @@ def in_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Cast here, and kept for the backward pass, each is cast once.
     """
+    if not torch._C._is_any_autocast_enabled():  # in most passes, and quickly asked
+        return x, weight
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):  # which it does not know
         return x, weight

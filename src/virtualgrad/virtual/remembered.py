@@ -38,12 +38,15 @@ class LeftOut:
         parameters: (place, parameter) of all that are tracked; while all require grad, ``where``
             has been asked for each.
         names: of tracked parameters, by their ids.
+        weight, bias: of the op, as far as it has any.
         numbers: the uses for which ``where`` has been asked; another one may be chosen.
     """
 
     key: str
     parameters: Sequence[tuple[Place, Tensor]]
     names: Mapping[int, str]
+    weight: Tensor | None = None
+    bias: Tensor | None = None
     numbers: set[int] = field(default_factory=set)
 
     def run(
@@ -58,13 +61,14 @@ class LeftOut:
 
     def counts_for(self, module: nn.Module, current: Pass) -> bool:
         """Whether a module with this op and no other is left out still, and count the use."""
-        own = [p for p in module._parameters.values() if p is not None]
-        number = current.uses.get(self.key, 0)
-        if number not in self.numbers or len(own) != len(self.parameters):
+        weight, bias, parameters = self.weight, self.bias, module._parameters
+        if parameters["weight"] is not weight or parameters["bias"] is not bias:
             return False
-        for (_, parameter), given in zip(self.parameters, own, strict=True):
-            if given is not parameter or not parameter.requires_grad:
-                return False
+        if weight is None or not (weight.requires_grad and (bias is None or bias.requires_grad)):
+            return False
+        number = current.uses.get(self.key, 0)
+        if number not in self.numbers:
+            return False
         current.uses[self.key] = number + 1
         return True
 
@@ -124,7 +128,7 @@ class Layer:
         if not self.is_same(args, kwargs):
             return None
         x = args[0]
-        if isinstance(x, nn.Parameter):
+        if type(x) is not Tensor and isinstance(x, nn.Parameter):  # a question with a long answer
             return None
         number = current.uses.get(self.key, 0)
         situation = (number, self.weight.shape, x.shape, x.dtype, current.batch_size, batch_dim)

@@ -124,29 +124,38 @@ class Transform:
         unscaled = g.to(torch.promote_types(g.dtype, torch.float32)) / scale
         return (apply_operator(self.operator, unscaled, self.site) * scale).to(g.dtype)
 
-    def row_factor(self, g: Tensor, axis: int, asked: Asked | None = None) -> Tensor | None:
-        """Return f where T(g) is f g with one number per index of the axis; else None.
+    def product_or_rows(
+        self, g: Tensor, axis: int | None, asked: Asked | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return T(g), or g and f where T(g) is f g with one number per index of the axis.
 
-        If there is one, it stands for the call of this: the pass is consumed by it.
+        Args:
+            g: dJ/dsigma.
+            axis: whose rows the caller can multiply; None: none.
+            asked: as in a call of this, for which it stands.
         """
-        return self._in_its_place("row_factor", g, axis, asked)
+        make = getattr(self.operator, "product_or_rows", None)
+        if make is None or (asked is not None and self._brought() is not None):
+            return self(g, asked), None
+        refuse_batched(g, self.site)
+        self.current.consumed = True
+        if asked is not None:
+            self._keep(g, asked)
+        made: tuple[Tensor, Tensor | None] = make(g, self.site, axis)
+        return made
 
     def norm_sums(
         self, g: Tensor, normalized: Normalized, asked: Asked | None = None
     ) -> Tensor | None:
         """Return the gradients of a batch norm's weight and bias under T, as rows; else None.
 
-        If there are some, they stand for the call of this, as a row's factor does.
+        If there are some, they stand for the call of this.
         """
-        return self._in_its_place("norm_sums", g, normalized, asked)
-
-    def _in_its_place(self, method: str, g: Tensor, how: Any, asked: Asked | None) -> Tensor | None:
-        """What a method of the operator makes of g without T(g); None where there is none."""
-        made_by = getattr(self.operator, method, None)
-        if made_by is None or (asked is not None and self._brought() is not None):
+        make = getattr(self.operator, "norm_sums", None)
+        if make is None or (asked is not None and self._brought() is not None):
             return None
         refuse_batched(g, self.site)
-        made: Tensor | None = made_by(g, self.site, how)
+        made: Tensor | None = make(g, self.site, normalized)
         if made is not None:
             self.current.consumed = True
             if asked is not None:
