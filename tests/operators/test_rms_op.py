@@ -14,7 +14,7 @@ from interpreted import needs_triton, run_checks
 from torch import Tensor, nn
 
 from virtualgrad import SVGD
-from virtualgrad.operators import kernels, rms_op
+from virtualgrad.operators import kernels, launches, rms_op
 from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.counts import Graphs
 from virtualgrad.operators.kernels_of_sums import Normalized, by_channel
@@ -74,7 +74,7 @@ def for_op(kept: Compiled, g: Tensor, way: Way) -> Kept:
 
 
 def launched(kernel: Any, g: Tensor, launch: rms_op.Launch) -> None:
-    kernels.launch(kernel[launch.grid], g.get_device(), launch.arguments, launch.warps)
+    launches.launch(kernel[launch.grid], g.get_device(), launch.arguments, launch.warps)
 
 
 def by_kernel(kept: Compiled, g: Tensor, way: Way) -> Tensor:

@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from virtualgrad.operators.launches import Launch
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_COLUMNS = 2**30  # they are counted in 32 bits
 
@@ -71,8 +73,7 @@ class Fused:
         n = g.numel() // m
         self._sizes = (m, n, g.stride(axis))
         self._meta = (tile.whole, tile.rows, tile.columns)
-        self._launch = _transform()[(-(-n // tile.columns),)]
-        self._device = g.get_device()
+        self._launch = Launch(_transform(), (-(-n // tile.columns), 1, 1), g, tile.warps)
 
     def __call__(
         self, g: Tensor, r: Tensor, earlier: Tensor | None, update: Update
@@ -89,22 +90,11 @@ class Fused:
         earlier = in_order_of(norm, earlier)
         # An int would be another signature, and compiled anew for some values.
         numbers = tuple(map(float, update))
-        arguments = (g, out, norm, earlier, r, *self._sizes, *numbers, update.is_known)
-        launch(self._launch, self._device, (*arguments, *self._meta), self.tile.warps)
+        known = update.is_known
+        tensors = (g, out, norm, earlier, r)
+        others = (*self._sizes, *numbers, known, *self._meta)
+        self._launch(tensors, others, (known, earlier is None))
         return out, norm
-
-
-def launch(kernel: Any, device: int, arguments: tuple[Any, ...], warps: int) -> None:
-    """Launch a kernel with its grid on a device; a number below 0 is a CPU.
-
-    Triton launches on the current device; the engine has made it g's, a bare call may not.
-    """
-    # Fusion is Triton's default up to 3.9, which warns where it is left open.
-    if device < 0 or device == torch.cuda.current_device():
-        kernel(*arguments, num_warps=warps, enable_fp_fusion=True)
-        return
-    with torch.cuda.device(device):
-        kernel(*arguments, num_warps=warps, enable_fp_fusion=True)
 
 
 def in_order_of(norm: Tensor, earlier: Tensor | None) -> Tensor | None:
@@ -254,8 +244,12 @@ def is_usable(device: torch.device) -> bool:
 def _launches(device: torch.device) -> bool:
     """Try it with one small g: whatever is missing shows here, and not in a backward pass."""
     try:
-        g = torch.zeros(1, 32, device=device)
-        Fused(g, 0, Tile(1, 32, 1, True))(g, g[0], None, Update(1, 0, 1, 1))
+        g = torch.ones(1, 32, device=device)
+        fused = Fused(g, 0, Tile(1, 32, 1, True))
+        for _ in range(2):  # the second launch may go by what the first has left
+            out, _ = fused(g, g[0], None, Update(1, 0, 1, 3))
+            if not out.eq(0.5).all():
+                return False
     except Exception:  # no Triton, no C compiler, a GPU too old for it: plain torch then
         return False
     return True

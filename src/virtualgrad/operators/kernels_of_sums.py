@@ -26,10 +26,10 @@ from virtualgrad.operators.kernels import (
     fits,
     in_order_of,
     is_usable,
-    launch,
     power_of_two_from,
     processors_of,
 )
+from virtualgrad.operators.launches import Launch
 
 
 class Normalized(NamedTuple):
@@ -51,8 +51,8 @@ class NormSums:
         self._last = self._channels == 1 or g.stride(1) == 1
         self._sizes = (m, n, g.stride(0), x.stride(0), self._channels)
         self._tile = tile_of_sums(n, g.element_size())
-        self._launch = norm_sums[(-(-n // self._tile.columns),)]
-        self._device = g.get_device()
+        grid = (-(-n // self._tile.columns), 1, 1)
+        self._launch = Launch(norm_sums, grid, g, self._tile.warps)
 
     def __call__(
         self,
@@ -77,8 +77,8 @@ class NormSums:
         given = (g, *normalized, norm, in_order_of(norm, earlier), r, sums)
         numbers = tuple(map(float, update))
         tile = self._tile
-        arguments = (*given, *self._sizes, *numbers, self._last, tile.rows, tile.columns)
-        launch(self._launch, self._device, arguments, tile.warps)
+        others = (*self._sizes, *numbers, self._last, tile.rows, tile.columns)
+        self._launch(given, others, (normalized.mean.dtype, earlier is None))
         return by_channel(sums, self._channels, last=self._last), norm
 
 
@@ -175,23 +175,23 @@ class Squares:
         m = g.numel() // n
         split = split_rows(m, n, processors_of(g.device))
         sizes = (m, n, split.share, split.rows, split.columns)
-        self._first = sums_kernel.part_squares[(split.parts, split.blocks)], sizes
+        grid = (split.parts, split.blocks, 1)
+        self._first = Launch(sums_kernel.part_squares, grid, g, WARPS), sizes
         rows = power_of_two_from(split.parts)
         columns = min(32, NUMBERS_OF_LAST // rows)
         self._second = (
-            sums_kernel.root_of_parts[(-(-n // columns),)],
+            Launch(sums_kernel.root_of_parts, (-(-n // columns), 1, 1), g, WARPS),
             (split.parts, n, rows, columns),
         )
         self._parts = (split.parts, n)
-        self._device = g.get_device()
 
     def __call__(self, g: Tensor) -> Tensor:
         """Return the roots, one for each index of the axis."""
         parts = torch.empty(self._parts, dtype=torch.float32, device=g.device)
         norm = torch.empty(self._parts[1], dtype=torch.float32, device=g.device)
         (first, sizes), (second, last) = self._first, self._second
-        launch(first, self._device, (g, parts, *sizes), WARPS)
-        launch(second, self._device, (parts, norm, *last), WARPS)
+        first((g, parts), sizes)
+        second((parts, norm), last)
         return norm
 
 

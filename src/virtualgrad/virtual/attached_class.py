@@ -84,7 +84,7 @@ def unwatched_class(attachment: Attachment, module: nn.Module, leaf: BareLeaf) -
 def _subclass(
     attachment: Attachment, base: type[nn.Module], method: str, run: Callable[..., Any]
 ) -> type[nn.Module]:
-    """A subclass with the same name and another method, of which copies and pickles know nothing."""
+    """A subclass with the same name and another method; copies and pickles know nothing of it."""
     plain = getattr(base, method)
     functools.update_wrapper(run, plain)
     run.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined] # trainers read it

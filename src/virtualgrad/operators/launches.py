@@ -1,0 +1,71 @@
+"""Launches of Triton's kernels, made for speed: what Triton asks of the arguments is asked once.
+
+A kernel is compiled for what its arguments are: the types of all, and of tensors and whole numbers
+whether they are multiples of 16. So Triton looks at each of them at each launch, 8 of 17 us on the
+host of an H200. Here sizes are those of a shape, and new tensors begin where the allocator puts
+them. What may still differ is looked at, and the compiled kernel is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNED = 16  # bytes
+Tensors = tuple[Tensor | None, ...]
+
+
+class Launch:
+    """A kernel with its grid, on one device.
+
+    Args:
+        kernel: of Triton.
+        grid: how many programs there are, along three axes.
+        like: a tensor on the device.
+        warps: of each program.
+    """
+
+    def __init__(self, kernel: Any, grid: tuple[int, int, int], like: Tensor, warps: int) -> None:
+        self._kernel = kernel[grid]
+        self._grid = grid
+        self._device = like.get_device()
+        self._warps = warps
+        self._kept: dict[Hashable, Callable[..., Any]] = {}
+
+    def __call__(self, tensors: Tensors, others: tuple[Any, ...], kind: Hashable = None) -> None:
+        """Launch it.
+
+        Args:
+            tensors: the first arguments; in all launches of a kind the same of them are None, and
+                the others have the same dtypes.
+            others: the rest; in all launches of a kind the same but for floats.
+            kind: what tells launches apart for which kernels have to be compiled.
+        """
+        addresses = 0
+        for tensor in tensors:
+            if tensor is not None:
+                addresses |= tensor.data_ptr()
+        is_aligned = addresses % ALIGNED == 0
+        kept = self._kept.get(kind) if is_aligned else None
+        if kept is not None and self._device == torch.cuda.current_device():
+            kept(*tensors, *others)
+            return
+        compiled = launch(self._kernel, self._device, (*tensors, *others), self._warps)
+        if is_aligned and compiled is not None:
+            self._kept[kind] = compiled[self._grid]
+
+
+def launch(kernel: Any, device: int, arguments: tuple[Any, ...], warps: int) -> Any:
+    """Launch a kernel with its grid on a device, and return it compiled; below 0 is a CPU.
+
+    Triton launches on the current device; the engine has made it g's, a bare call may not. (Its
+    interpreter, which runs kernels on a CPU, compiles nothing, and returns None.)
+    """
+    # Fusion is Triton's default up to 3.9, which warns where it is left open.
+    if device < 0 or device == torch.cuda.current_device():
+        return kernel(*arguments, num_warps=warps, enable_fp_fusion=True)
+    with torch.cuda.device(device):
+        return kernel(*arguments, num_warps=warps, enable_fp_fusion=True)
