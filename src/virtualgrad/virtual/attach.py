@@ -20,9 +20,8 @@ from virtualgrad.compiling import fixed, settled_while_tracing
 from virtualgrad.errors import ModelError
 from virtualgrad.virtual.attached_class import (
     BINDING,
+    Classes,
     attachments_in,
-    unwatched_class,
-    watched_class,
 )
 from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
@@ -43,6 +42,7 @@ class Attachment:
         self.active = True
         self.cleared: Callable[[], None] = lambda: None  # by model.zero_grad
         self._modules: list[nn.Module] = []
+        self._classes = Classes(self)
         self._turn = threading.Lock()  # held while a pass runs
         self._thread: int | None = None  # that holds it
         self._has_warned = False  # of inputs without a tensor
@@ -68,9 +68,9 @@ class Attachment:
         bare = None if "forward" in vars(module) else bare_leaf_of(module)
         try:
             if next(module.parameters(), None) is not None:
-                module.__class__ = watched_class(self, module, path)
+                module.__class__ = self._classes.watched(module, path)
             elif bare is not None and not self.intercept.sees_all_ops:
-                module.__class__ = unwatched_class(self, module, bare)
+                module.__class__ = self._classes.unwatched(module, bare)
             else:
                 return
         except Exception as error:
@@ -94,6 +94,7 @@ class Attachment:
                     break
                 module.__class__ = type(module).__base__  # type: ignore[assignment]
         self._modules.clear()
+        self._classes.forget()
 
     def __enter__(self) -> Attachment:
         return self

@@ -1,4 +1,4 @@
-"""Encapsulation 1, the classes: a subclass for each module, whose forward runs it as we want.
+"""Encapsulation 1, the classes: a subclass for each class of modules, whose forward runs them.
 
 A module with parameters, itself or in its children, runs **under the interception**: it is on while
 the code of the module runs. A layer without parameters runs **unwatched**: its op meets nothing but
@@ -10,13 +10,13 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from virtualgrad.virtual.leaves import BareLeaf, leaf_of
+from virtualgrad.virtual.leaves import BareLeaf, Leaf, leaf_of
 from virtualgrad.virtual.refusals import refuse_compiled_pair, refuse_compiled_shards
 from virtualgrad.virtual.synchronised import seen
 
@@ -32,44 +32,105 @@ def attachments_in(cls: type) -> list[Attachment]:
     return [binding for binding in bindings if binding is not None]
 
 
-def watched_class(attachment: Attachment, module: nn.Module, path: str) -> type[nn.Module]:
-    """A subclass of the module's class that runs this one module under the interception."""
-    base = type(module)
-    # A forward that was put on the module itself hides the one of its class: go round it.
-    method = "__call__" if "forward" in vars(module) else "forward"
-    leaf = leaf_of(module) if method == "forward" else None
-    hides_parameters = isinstance(module, nn.SyncBatchNorm) and method == "forward"
+class Bound(NamedTuple):
+    """What an attachment knows of a module to which it has given a class.
+
+    Attributes:
+        module: the module; a copy that a class makes of itself by its own means is a plain one.
+        path: its name in the model.
+        leaf: what its forward does, if that is known.
+        own: what it calls its tracked parameters -> their names.
+        others: attachments that have given it a class before.
+        hides_parameters: whether its forward calls its op by a Function that torch has written.
+    """
+
+    module: nn.Module
+    path: str
+    leaf: Leaf | None
+    own: Mapping[str, str]
+    others: tuple[Attachment, ...]
+    hides_parameters: bool
+
+
+class Classes:
+    """The classes that an attachment gives to modules, one for each class that it meets.
+
+    (One for each module would cost more at every call: Python remembers what it has looked up in a
+    class, for some thousand names of all classes together.)
+    """
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self._bound: dict[int, Bound] = {}
+        self._classes: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+
+    def watched(self, module: nn.Module, path: str) -> type[nn.Module]:
+        """A subclass of the module's class that runs it under the interception."""
+        base = type(module)
+        # A forward that was put on the module itself hides the one of its class: go round it.
+        method = "__call__" if "forward" in vars(module) else "forward"
+        if (base, method) not in self._classes:
+            run = _run_watched(self._attachment, base, method, self._bound)
+            self._classes[base, method] = _subclass(self._attachment, base, method, run)
+        self._bound[id(module)] = Bound(
+            module,
+            path,
+            leaf_of(module) if method == "forward" else None,
+            self._attachment.intercept.own_parameters(module),
+            tuple(attachments_in(base)),
+            isinstance(module, nn.SyncBatchNorm) and method == "forward",
+        )
+        return self._classes[base, method]
+
+    def unwatched(self, module: nn.Module, leaf: BareLeaf) -> type[nn.Module]:
+        """A subclass of the class of a layer without parameters: the interception is off in it."""
+        base = type(module)
+        if (base, "forward") not in self._classes:
+            run = _run_unwatched(self._attachment, base, leaf)
+            self._classes[base, "forward"] = _subclass(self._attachment, base, "forward", run)
+        return self._classes[base, "forward"]
+
+    def forget(self) -> None:
+        """Let go of the modules."""
+        self._bound.clear()
+
+
+def _run_watched(
+    attachment: Attachment, base: type[nn.Module], method: str, bound: Mapping[int, Bound]
+) -> Callable[..., Any]:
+    """The method of a class whose modules run under the interception."""
     intercept = attachment.intercept
-    own = intercept.own_parameters(module)
-    others = attachments_in(base)
 
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         forward = getattr(base, method)  # others may have put theirs in its place since
-        # "is module": a copy that a class makes of itself by its own means is a plain model.
-        if not attachment.active or not torch.is_grad_enabled() or self is not module:
+        known = bound.get(id(self))
+        if known is None or known.module is not self:
+            return forward(self, *args, **kwargs)
+        if not attachment.active or not torch.is_grad_enabled():
             return forward(self, *args, **kwargs)
         if torch.compiler.is_compiling():
-            if any([other.active for other in others]):
-                refuse_compiled_pair(path)
+            if any([other.active for other in known.others]):
+                refuse_compiled_pair(known.path)
             if intercept.is_sharded:
-                refuse_compiled_shards(path)
+                refuse_compiled_shards(known.path)
         else:
             if intercept.is_sharded:
-                intercept.meet(self, own)
-            if leaf is not None and len(args) == 1 and not kwargs:
-                done = intercept.run_leaf(leaf, path, forward, self, args[0])
+                intercept.meet(self, known.own)
+            if known.leaf is not None and len(args) == 1 and not kwargs:
+                done = intercept.run_leaf(known.leaf, known.path, forward, self, args[0])
                 if done is not None:
                     return done
-        if hides_parameters:
-            forward = seen(forward, intercept, path)
-        return attachment.call(path, forward, self, args, kwargs)
+        if known.hides_parameters:
+            forward = seen(forward, intercept, known.path)
+        return attachment.call(known.path, forward, self, args, kwargs)
 
-    return _subclass(attachment, base, method, run)
+    return run
 
 
-def unwatched_class(attachment: Attachment, module: nn.Module, leaf: BareLeaf) -> type[nn.Module]:
-    """A subclass of the class of a layer without parameters, in which the interception is off."""
-    base = type(module)
+def _run_unwatched(
+    attachment: Attachment, base: type[nn.Module], leaf: BareLeaf
+) -> Callable[..., Any]:
+    """The method of a class of layers without parameters."""
     intercept = attachment.intercept
 
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +139,7 @@ def unwatched_class(attachment: Attachment, module: nn.Module, leaf: BareLeaf) -
             return forward(self, *args, **kwargs)
         return intercept.run_bare(leaf, forward, self, args[0])
 
-    return _subclass(attachment, base, "forward", run)
+    return run
 
 
 def _subclass(
