@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from beside_twin import BATCH, CHANGED_AT, STEPS, Change, train_beside_twin
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from twin import LR, SCALE, Twin, assert_trained_alike
 
-from virtualgrad import SVGD, Site, every_linear_site, virtual_grad, weights_only
+from virtualgrad import SVGD, Site, every_linear_site, weights_only
 from virtualgrad.errors import ShapeChangedError
 from virtualgrad.virtual import leaves, memories
-
-BATCH, STEPS, CHANGED_AT = 6, 6, 3
-
-Change = Callable[[Any], object]
 
 
 class Network(nn.Module):
@@ -47,53 +44,6 @@ class Doubled(nn.Module):
 class OwnLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.bias
-
-
-def train_beside_twin(
-    model: nn.Module,
-    change: Change = lambda model: None,
-    where: Any = every_linear_site,
-    *,
-    at: int = CHANGED_AT,
-) -> SVGD:
-    """As the reference trains, which walks the graph.
-
-    Both change when all layers are known; with ``at`` 0 before there is an optimizer.
-    """
-    twin, start = Twin(model), {n: p.clone() for n, p in model.state_dict().items()}
-    if at == 0:
-        change(model)
-        change(twin.model)
-        twin.optimizer = torch.optim.SGD(twin.model.parameters(), LR)
-    optimizer = SVGD(model, LR, scale=SCALE, where=where)
-    generator = torch.Generator().manual_seed(1)
-    for step in range(STEPS):
-        if step == at > 0:
-            change(model)
-            change(twin.model)
-        x = torch.randn(BATCH, 3, 5, generator=generator).double()
-        optimizer.zero_grad()
-        output = model(x)
-        output.square().mean().backward()
-        optimizer.step()
-        twin.optimizer.zero_grad()
-        named = [(n, p) for n, p in twin.model.named_parameters() if p.requires_grad]
-        expected = twin.model(x)
-        torch.testing.assert_close(output, expected)
-        found = virtual_grad(
-            expected.square().mean(),
-            named,
-            twin.rms,
-            where=where,
-            batch_size=BATCH,
-            allow_unused=True,
-        )
-        for (_, parameter), gradient in zip(named, found, strict=True):
-            parameter.grad = gradient
-        twin.optimizer.step()
-    assert_trained_alike(model, twin.model)
-    assert not torch.equal(model.linear.weight, start["linear.weight"])
-    return optimizer
 
 
 def share(model: Any) -> None:

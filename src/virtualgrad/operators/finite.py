@@ -36,15 +36,17 @@ class FiniteCheck:
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Look at some more tensors."""
-        alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        alike: dict[tuple[int, torch.dtype], list[int]] = {}
         others: list[int] = []
         for place, tensor in enumerate(tensors, len(self._tensors)):
-            self._tensors.append(tensor)
             if type(tensor) in PLAIN and tensor.is_floating_point():
-                alike.setdefault((tensor.device, tensor.dtype), []).append(place)
+                # As the GradScaler hands them over; a number is made sooner than a device.
+                alike.setdefault((tensor.get_device(), tensor.dtype), []).append(place)
             else:
                 others.append(place)
-        for (device, _), places in alike.items():  # as the GradScaler hands them over
+        self._tensors += tensors
+        for places in alike.values():
+            device = self._tensors[places[0]].device
             found = _look([self._tensors[place] for place in places], device)
             if found is None:
                 others += places

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from virtualgrad.virtual.ops import Transforms, as_dtype, in_autocast, transformed_gradients
 
+_BACKWARD = torch.ops.aten.convolution_backward.default
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -106,7 +108,7 @@ class Convolution(torch.autograd.Function):
         )
 
         def pull_back(one: Tensor, mask: list[bool]) -> Any:
-            return torch.ops.aten.convolution_backward(
+            return _BACKWARD(
                 one,
                 as_dtype(x, g.dtype),  # autocast runs the op in g's dtype; every factor follows it
                 as_dtype(weight, g.dtype),

@@ -168,11 +168,15 @@ class Intercept(TorchFunctionMode):
             if mode is not self:
                 return None
             current = self.passes.current
-            if leaf.arguments is not None:
-                arguments = leaf.arguments(module, x)
-                return memory.run(leaf.function, arguments, {}, current, self.batch_dim)
-            is_left_out = type(memory) is LeftOut and memory.counts_for(module, current)
-            return forward(module, x) if is_left_out else None
+            if type(memory) is LeftOut:
+                return forward(module, x) if memory.counts_for(module, current) else None
+            given = None if leaf.arguments is None else leaf.arguments(module, x)
+            if given is None:
+                return None
+            sigma = memory.run(leaf.function, *given, current, self.batch_dim)
+            if sigma is not None and leaf.count is not None:
+                leaf.count(module)
+            return sigma
         finally:
             _push_on_torch_function_stack(mode)
 

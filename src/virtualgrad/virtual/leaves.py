@@ -16,8 +16,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Arguments = Callable[[Any, Tensor], tuple[Any, ...]]
-"""A layer and its input -> the arguments of its op."""
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of an op, by position and by name, as a layer passes them."""
+
+Arguments = Callable[[Any, Tensor], Given | None]
+"""A layer and its input -> the arguments of its op; None where forward has to find them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Leaf:
         name: of its one op with parameters, in torch.nn.functional.
         function: that op.
         arguments: of it, if forward does nothing else; else None.
+        count: what forward does beside, if anything.
         forward: of the class, as torch has written it.
         inner: the method in which a convolution's forward calls the op; None for others.
     """
@@ -37,14 +41,21 @@ class Leaf:
     name: str
     function: Any
     arguments: Arguments | None
+    count: Callable[[Any], None] | None
     forward: Any
     inner: Any
 
     @classmethod
-    def of(cls, layer: type[nn.Module], name: str, arguments: Arguments | None = None) -> Leaf:
+    def of(
+        cls,
+        layer: type[nn.Module],
+        name: str,
+        arguments: Arguments | None = None,
+        count: Callable[[Any], None] | None = None,
+    ) -> Leaf:
         """What the forward of a class does, with the methods that do it now."""
         inner = getattr(layer, "_conv_forward", None)
-        return cls(layer, name, vars(F)[name], arguments, layer.forward, inner)
+        return cls(layer, name, vars(F)[name], arguments, count, layer.forward, inner)
 
     def is_all_of(self, module: nn.Module) -> bool:
         """Whether a layer calls this op, still torch's own, on its parameters, and does no more.
@@ -104,13 +115,37 @@ def leaf_of(module: nn.Module) -> Leaf | None:
     return LEAVES.get(type(module))
 
 
-def _of_linear(layer: Any, x: Tensor) -> tuple[Any, ...]:
+def _of_linear(layer: Any, x: Tensor) -> Given:
     parameters = layer._parameters
-    return x, parameters["weight"], parameters["bias"]
+    return (x, parameters["weight"], parameters["bias"]), {}
 
 
-def _of_convolution(layer: Any, x: Tensor) -> tuple[Any, ...]:
-    return (*_of_linear(layer, x), layer.stride, layer.padding, layer.dilation, layer.groups)
+def _of_convolution(layer: Any, x: Tensor) -> Given:
+    parameters = layer._parameters
+    tensors = (x, parameters["weight"], parameters["bias"])
+    return (*tensors, layer.stride, layer.padding, layer.dilation, layer.groups), {}
+
+
+def _of_batch_norm(layer: Any, x: Tensor) -> Given | None:
+    buffers, parameters, training = layer._buffers, layer._parameters, layer.training
+    if "running_mean" not in buffers or "running_var" not in buffers:
+        return None
+    mean, variance = buffers["running_mean"], buffers["running_var"]
+    by_batch = training or (mean is None and variance is None)
+    if training and not layer.track_running_stats:
+        mean = variance = None
+    return (x, mean, variance), {
+        "weight": parameters["weight"],
+        "bias": parameters["bias"],
+        "training": by_batch,
+        "momentum": layer.momentum,  # None, for which forward finds another: as never run before
+        "eps": layer.eps,
+    }
+
+
+def _count_batch(layer: Any) -> None:
+    if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
 
 
 def known_leaves() -> dict[type[nn.Module], Leaf]:
@@ -120,9 +155,9 @@ def known_leaves() -> dict[type[nn.Module], Leaf]:
         Leaf.of(nn.Conv1d, "conv1d", _of_convolution),
         Leaf.of(nn.Conv2d, "conv2d", _of_convolution),
         Leaf.of(nn.Conv3d, "conv3d", _of_convolution),
-        Leaf.of(nn.BatchNorm1d, "batch_norm"),
-        Leaf.of(nn.BatchNorm2d, "batch_norm"),
-        Leaf.of(nn.BatchNorm3d, "batch_norm"),
+        Leaf.of(nn.BatchNorm1d, "batch_norm", _of_batch_norm, _count_batch),
+        Leaf.of(nn.BatchNorm2d, "batch_norm", _of_batch_norm, _count_batch),
+        Leaf.of(nn.BatchNorm3d, "batch_norm", _of_batch_norm, _count_batch),
         Leaf.of(nn.LayerNorm, "layer_norm"),
         Leaf.of(nn.GroupNorm, "group_norm"),
     )

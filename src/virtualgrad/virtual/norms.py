@@ -14,9 +14,17 @@ from torch import Tensor
 
 from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.virtual.asked import is_wanted
-from virtualgrad.virtual.ops import Incoming, Transforms, asked_of, transformed_gradients
+from virtualgrad.virtual.ops import (
+    Incoming,
+    Transforms,
+    as_dtype,
+    asked_of,
+    transformed_gradients,
+)
 
 OPERANDS = ("input", "weight", "bias")
+
+_BACKWARD = torch.ops.aten._batch_norm_impl_index_backward.default
 
 BEHIND_INPUT: dict[str, Any] = {
     "weight": None,
@@ -59,7 +67,7 @@ class BatchNorm(torch.autograd.Function):
         if weight is None or bias is None:
             given = zip(OPERANDS, (x, weight, bias), strict=True)
             ctx.operands = tuple(name for name, tensor in given if tensor is not None)
-        sigma, mean, deviation, reserve, kernel = torch.ops.aten._batch_norm_impl_index(
+        sigma, mean, deviation, reserve, kernel = torch._batch_norm_impl_index(
             x,
             weight,
             bias,
@@ -83,13 +91,14 @@ class BatchNorm(torch.autograd.Function):
         x, weight, running_mean, running_var, mean, deviation, reserve = ctx.saved_tensors
         needed = list(ctx.needs_input_grad[1:4])
         sums = _sums(ctx, g, Normalized(x, mean, deviation))
-        if sums is not None:  # nothing is left to pull back but the true g, into x
-            needed[1:] = (False, False)
-        asked = _incoming(ctx, g, needed)
+        if sums is None:
+            asked = _incoming(ctx, g, needed)
+        else:  # nothing is left to pull back but the true g, into x
+            asked = [Incoming(g) if needed[0] else None, None, None]
         result: list[Tensor | None] = [None, None, None]
         for one in {id(t.g): t.g for t in asked if t is not None}.values():
             mask = [t is not None and t.g is one for t in asked]
-            found = torch.ops.aten._batch_norm_impl_index_backward(
+            found = _BACKWARD(
                 ctx.kernel,
                 x,
                 one,
@@ -107,7 +116,7 @@ class BatchNorm(torch.autograd.Function):
                 if t is not None and mask[k]:
                     result[k] = t.scaled(found[k])
         if sums is not None:
-            result[1:] = (one.to(weight.dtype) for one in sums.unbind())
+            result[1:] = (as_dtype(one, weight.dtype) for one in sums.unbind())
         return None, *result, None, None, None, None, None
 
 
@@ -128,12 +137,15 @@ def _sums(ctx: Any, g: Tensor, normalized: Normalized) -> Tensor | None:
     transform = ctx.transforms.get("weight")
     if transform is None or ctx.transforms.get("bias") is not transform:
         return None
+    if "input" in ctx.transforms:
+        return None
     # Whatever else torch may have run (MIOpen, say) keeps other things.
     is_known = ctx.training and ctx.kernel in (0, 1) and not torch.is_grad_enabled()
     if not is_known or not all(ctx.needs_input_grad[2:4]):
         return None
-    if not (is_wanted(ctx, 1) and is_wanted(ctx, 2)):
+    edges = ctx.next_functions
+    if not (is_wanted(ctx, 1, edges) and is_wanted(ctx, 2, edges)):
         return None
-    asked = asked_of(ctx, transform, [1, 2])
+    asked = asked_of(ctx, transform, [1, 2], edges)
     sums: Tensor | None = transform.norm_sums(g, normalized, asked)
     return sums

@@ -1,0 +1,193 @@
+"""Layers without parameters run unwatched, and batch norms by their op: nothing else may change."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from beside_twin import BATCH, Change, train_beside_twin
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from twin import LR
+
+from virtualgrad import SVGD
+from virtualgrad.virtual import leaves
+from virtualgrad.virtual.intercept import Intercept
+
+
+class Rectified(nn.Module):
+    """Layers without parameters behind others, and a parameter that one of them reshapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.relu, self.last = nn.Linear(15, 4), nn.ReLU(), nn.Linear(4, 3)
+        self.flatten, self.table = nn.Flatten(), nn.Parameter(torch.rand(2, 2, 1))
+        self.gain = nn.Parameter(torch.rand(4))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.relu(self.linear(self.flatten(x)))
+        rows = self.flatten(self.table.view(1, 2, 2)).view(-1)  # the parameter in another guise
+        return self.last(hidden * rows).exp()
+
+
+def test_they_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    watch = Intercept.__torch_function__
+
+    def note(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(func)
+        return watch(self, func, types, args, kwargs)
+
+    monkeypatch.setattr(Intercept, "__torch_function__", note)
+    model = Rectified()
+    with SVGD(model, LR):
+        model(torch.randn(BATCH, 3, 5).double())
+    assert F.relu not in seen
+    assert torch.relu not in seen
+    assert Tensor.flatten in seen  # of the parameter, but not of x
+    assert len([func for func in seen if func is Tensor.flatten]) == 1
+
+
+def hooked(model: Any) -> None:
+    model.relu.register_forward_hook(lambda module, inputs, output: output * model.gain)
+
+
+def with_own_forward(model: Any) -> None:
+    model.relu.forward = lambda x: F.relu(x) * model.gain
+
+
+CHANGES: dict[str, Change] = {
+    "none": lambda model: None,
+    "a hook with a parameter": hooked,
+    "a forward of its own": with_own_forward,
+    "in place": lambda model: setattr(model.relu, "inplace", True),
+    "another layer": lambda model: setattr(model, "relu", nn.GELU()),
+}
+
+
+@pytest.mark.parametrize("at", [0, 3], ids=["before", "after"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_are_seen(change: str, at: int) -> None:
+    train_beside_twin(Rectified(), CHANGES[change], at=at)
+
+
+@pytest.mark.parametrize("name", ["op", "method"])
+def test_what_others_have_put_in_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It meets a parameter of the model that runs, which no layer passes to it."""
+    running: list[Any] = []
+
+    def scaled(x: Tensor, gain: Tensor) -> Tensor:
+        return torch.clamp(x, min=0) * gain
+
+    def patch(model: Any) -> None:
+        model.register_forward_pre_hook(lambda module, inputs: running.append(module))
+        if name == "op":
+            monkeypatch.setattr(F, "relu", lambda x, inplace=False: scaled(x, running[-1].gain))
+        else:
+            monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: scaled(x, running[-1].gain))
+
+    train_beside_twin(Rectified(), patch)
+
+
+@pytest.mark.parametrize("learns", [True, False], ids=["grad", "no grad"])
+def test_another_mode_sees_the_ops(learns: bool) -> None:
+    seen: list[Any] = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    model = Rectified()
+    with SVGD(model, LR), Watching(), torch.set_grad_enabled(learns):
+        model(torch.randn(BATCH, 3, 5).double())
+    assert F.relu in seen
+
+
+def test_layers_that_others_have_changed_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nn.ReLU in leaves.known_bare_leaves()
+    monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: x)
+    assert nn.ReLU not in leaves.known_bare_leaves()
+
+
+def test_copies_and_a_detached_model_are_plain() -> None:
+    model = Rectified()
+    optimizer = SVGD(model, LR)
+    assert isinstance(model.relu, nn.ReLU)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other.relu) is nn.ReLU
+    optimizer.detach()
+    assert type(model.relu) is nn.ReLU
+
+
+def test_a_layer_of_two_models_with_an_optimizer_each() -> None:
+    first, second = Rectified(), Rectified()
+    second.relu = first.relu
+    optimizers = SVGD(first, LR), SVGD(second, LR)
+    x = torch.randn(BATCH, 3, 5).double()
+    for model, optimizer in zip((first, second), optimizers, strict=True):
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
+    optimizers[0].detach()
+    optimizers[1].detach()
+    assert type(first.relu) is nn.ReLU
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.BatchNorm1d(4),
+    "mean of all batches": lambda: nn.BatchNorm1d(4, momentum=None),
+    "no statistics": lambda: nn.BatchNorm1d(4, track_running_stats=False),
+    "images": lambda: nn.Sequential(nn.Unflatten(1, (4, 1, 1)), nn.BatchNorm2d(4), nn.Flatten()),
+}
+
+
+def last_norm(model: nn.Sequential) -> Any:
+    return next(module for module in model.modules() if hasattr(module, "momentum"))
+
+
+def renew_statistics(model: nn.Sequential) -> None:
+    norm = last_norm(model)
+    if norm.running_mean is not None:
+        norm.running_mean = norm.running_mean + 1
+
+
+EVENTS: tuple[Callable[[nn.Sequential], object], ...] = (
+    lambda model: None,
+    lambda model: None,
+    lambda model: model.eval(),
+    lambda model: model.train(),
+    lambda model: setattr(last_norm(model), "momentum", 0.5),
+    lambda model: setattr(last_norm(model), "eps", 0.1),
+    renew_statistics,
+    lambda model: setattr(last_norm(model), "num_batches_tracked", None),
+    lambda model: setattr(last_norm(model), "track_running_stats", False),
+    lambda model: last_norm(model).weight.requires_grad_(False),
+)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_norm_counts_and_averages_as_it_does_alone(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), NORMS[kind](), nn.Linear(4, 2)).double()
+    alone = copy.deepcopy(model)
+    optimizer = SVGD(model, LR)
+    for number, event in enumerate(EVENTS):
+        event(model)
+        event(alone)
+        for batch in range(3):
+            x = torch.randn(BATCH, 3).double() + number + batch
+            y = model(x)
+            assert torch.equal(y, alone(x))
+            y.sum().backward()
+            torch.testing.assert_close(model.state_dict(), alone.state_dict(), rtol=0, atol=0)
+        optimizer.zero_grad()
