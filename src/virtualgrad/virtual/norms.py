@@ -81,7 +81,7 @@ class BatchNorm(torch.autograd.Function):
         ctx.save_for_backward(x, weight, running_mean, running_var, mean, deviation, reserve)
         ctx.transforms, ctx.kernel, ctx.training, ctx.eps = transforms, kernel, training, eps
         ctx.set_materialize_grads(False)
-        return sigma  # type: ignore[no-any-return]
+        return sigma
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
