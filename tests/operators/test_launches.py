@@ -107,7 +107,8 @@ def test_nothing_is_kept_for_another_gpu_nor_by_the_interpreter(
     assert interpreted.ways() == ["looked at", "looked at"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_one_kernel_serves_all_kinds_in_any_order() -> None:
     memory = torch.randn(8 * 96 + 8, device="cuda")
     r = torch.rand(96, device="cuda")
