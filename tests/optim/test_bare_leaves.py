@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -20,21 +19,31 @@ from virtualgrad.virtual import leaves
 from virtualgrad.virtual.intercept import Intercept
 
 
+class Table(nn.Module):
+    """Hands out its parameter in another guise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.rand(2, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table.view(1, 2, 2)
+
+
 class Rectified(nn.Module):
-    """Layers without parameters behind others, and a parameter that one of them reshapes."""
+    """Layers without parameters behind others, one of them behind a parameter itself."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.linear, self.relu, self.last = nn.Linear(15, 4), nn.ReLU(), nn.Linear(4, 3)
-        self.flatten, self.table = nn.Flatten(), nn.Parameter(torch.rand(2, 2, 1))
+        self.features = nn.Sequential(nn.Flatten(), self.linear, self.relu)
+        self.rows = nn.Sequential(Table(), nn.Flatten())
         self.gain = nn.Parameter(torch.rand(4))
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.relu(self.linear(self.flatten(x)))
-        rows = self.flatten(self.table.view(1, 2, 2)).view(-1)  # the parameter in another guise
-        return self.last(hidden * rows).exp()
+        return self.last(self.features(x) * self.rows(x).view(-1)).exp()
 
 
 def test_they_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,12 +60,26 @@ def test_they_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         model(torch.randn(BATCH, 3, 5).double())
     assert F.relu not in seen
     assert torch.relu not in seen
-    assert Tensor.flatten in seen  # of the parameter, but not of x
-    assert len([func for func in seen if func is Tensor.flatten]) == 1
+    assert seen.count(Tensor.flatten) == 1  # of the parameter, but not of x
+
+
+class Scaled(nn.ReLU):
+    """Knows a parameter that it does not call its own."""
+
+    def __init__(self, gain: Tensor) -> None:
+        super().__init__()
+        self.known = [gain]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.known[0]
 
 
 def hooked(model: Any) -> None:
     model.relu.register_forward_hook(lambda module, inputs, output: output * model.gain)
+
+
+def hooked_before(model: Any) -> None:
+    model.relu.register_forward_pre_hook(lambda module, inputs: inputs[0] * model.gain)
 
 
 def with_own_forward(model: Any) -> None:
@@ -66,9 +89,11 @@ def with_own_forward(model: Any) -> None:
 CHANGES: dict[str, Change] = {
     "none": lambda model: None,
     "a hook with a parameter": hooked,
+    "a hook before it": hooked_before,
     "a forward of its own": with_own_forward,
     "in place": lambda model: setattr(model.relu, "inplace", True),
-    "another layer": lambda model: setattr(model, "relu", nn.GELU()),
+    "another layer": lambda model: model.features.__setitem__(2, nn.GELU()),
+    "a subclass": lambda model: model.features.__setitem__(2, Scaled(model.gain)),
 }
 
 
@@ -117,19 +142,32 @@ def test_layers_that_others_have_changed_are_watched(monkeypatch: pytest.MonkeyP
     assert nn.ReLU not in leaves.known_bare_leaves()
 
 
-def test_copies_and_a_detached_model_are_plain() -> None:
+def test_hooks_on_all_modules_are_watched() -> None:
+    def patch(model: Any) -> None:
+        known.append(model)
+
+    def scale(module: nn.Module, inputs: Any, output: Any) -> Any:
+        model = next((model for model in known if model.relu is module), None)
+        return None if model is None else output * model.gain
+
+    known: list[Any] = []
+    handle = nn.modules.module.register_module_forward_hook(scale)
+    try:
+        train_beside_twin(Rectified(), patch)
+    finally:
+        handle.remove()
+
+
+def test_they_keep_their_class() -> None:
+    """Users look for it: ``if type(layer) == nn.Dropout: layer.train()``."""
     model = Rectified()
-    optimizer = SVGD(model, LR)
-    assert isinstance(model.relu, nn.ReLU)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert type(other.relu) is nn.ReLU
-    optimizer.detach()
-    assert type(model.relu) is nn.ReLU
+    with SVGD(model, LR):
+        assert type(model.relu) is nn.ReLU
 
 
 def test_a_layer_of_two_models_with_an_optimizer_each() -> None:
     first, second = Rectified(), Rectified()
-    second.relu = first.relu
+    second.features[2] = first.relu
     optimizers = SVGD(first, LR), SVGD(second, LR)
     x = torch.randn(BATCH, 3, 5).double()
     for model, optimizer in zip((first, second), optimizers, strict=True):
@@ -138,9 +176,6 @@ def test_a_layer_of_two_models_with_an_optimizer_each() -> None:
             model(x).sum().backward()
             optimizer.step()
     torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
-    optimizers[0].detach()
-    optimizers[1].detach()
-    assert type(first.relu) is nn.ReLU
 
 
 NORMS: dict[str, Callable[[], nn.Module]] = {

@@ -16,6 +16,7 @@ from twin import SCALE, Twin, assert_trained_alike
 from virtualgrad import SVGD, Site, VirtualGradientDescent, errors, virtual_grad, weights_only
 from virtualgrad.operators import RMS
 from virtualgrad.operators.base import nonfinite_indices
+from virtualgrad.operators.rms_settings import RMSSettings
 
 BATCH, STEPS = 8, 5
 
@@ -84,13 +85,65 @@ class Limited(RMS):
         return super().__call__(g, site).clamp(-0.01, 0.01)
 
 
-def test_what_a_subclass_makes_of_t_is_not_passed_over() -> None:
-    model, x = nn.Linear(3, 4), torch.randn(BATCH, 3)
+class Doubled(RMS):
+    """The same by the method to which RMS leaves it."""
+
+    def transform(self, g: Tensor, site: Site, numbers: RMSSettings) -> Tensor:
+        return 2 * super().transform(g, site, numbers)
+
+
+class Delegating:
+    """Stands for T of SVGD in everything but T itself."""
+
+    def __init__(self) -> None:
+        self.inner = RMS()
+
+    def __call__(self, g: Tensor, site: Site, /) -> Tensor:
+        return 3 * self.inner(g, site)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["inner"], name)
+
+
+OF_THEIR_OWN = {"called": Limited, "transform": Doubled, "delegating": Delegating}
+SEVERAL_LAYERS = {
+    "rows": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)),
+    "positions": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Linear(2, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("layers", SEVERAL_LAYERS)
+@pytest.mark.parametrize("kind", OF_THEIR_OWN)
+def test_what_others_make_of_t_is_not_passed_over(kind: str, layers: str) -> None:
+    model, x = SEVERAL_LAYERS[layers]().double(), torch.randn(BATCH, 3).double()
     named = list(model.named_parameters())
-    expected = virtual_grad(model(x).square().mean(), named, Limited(), batch_size=BATCH)
-    with VirtualGradientDescent(model, 0.1, Limited()):
+    operator = OF_THEIR_OWN[kind]
+    expected = virtual_grad(model(x).square().mean(), named, operator(), batch_size=BATCH)
+    with VirtualGradientDescent(model, 0.1, operator()):
         model(x).square().mean().backward()
     for (_, parameter), gradient in zip(named, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_norm_of_a_parameter_has_no_samples_though_it_has_as_many_rows() -> None:
+    """Of its weight and bias neither: by the graph as by the ops, and by the formula."""
+    model = Raw(
+        lambda m, x: F.batch_norm(m.a, None, None, m.b, m.c, True).mean(0) * x,
+        (BATCH, 4),
+        (4,),
+        (4,),
+    ).double()
+    x, named = torch.randn(BATCH, 4).double(), list(model.named_parameters())
+    sigma = F.batch_norm(model.a, None, None, model.b, model.c, True).detach().requires_grad_()
+    (g,) = torch.autograd.grad((sigma.mean(0) * x).pow(3).mean(), sigma)
+    transformed = SCALE * g / (0.1 * g.square() + 1e-6).sqrt()
+    of_graph = virtual_grad(model(x).pow(3).mean(), named, RMS(scale=SCALE), batch_size=BATCH)
+    torch.testing.assert_close(of_graph[2], transformed.sum(0))
+    with SVGD(model, 0.1, scale=SCALE):
+        model(x).pow(3).mean().backward()
+    for (_, parameter), gradient in zip(named, of_graph, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
 
 

@@ -93,7 +93,7 @@ class Fused:
         known = update.is_known
         tensors = (g, out, norm, earlier, r)
         others = (*self._sizes, *numbers, known, *self._meta)
-        self._launch(tensors, others, (known, earlier is None))
+        self._launch(tensors, others, (known, earlier if earlier is None else earlier.dtype))
         return out, norm
 
 

@@ -78,7 +78,8 @@ class NormSums:
         numbers = tuple(map(float, update))
         tile = self._tile
         others = (*self._sizes, *numbers, self._last, tile.rows, tile.columns)
-        self._launch(given, others, (normalized.mean.dtype, earlier is None))
+        before = earlier if earlier is None else earlier.dtype
+        self._launch(given, others, (normalized.mean.dtype, before))
         return by_channel(sums, self._channels, last=self._last), norm
 
 

@@ -115,7 +115,8 @@ class RMS(StatefulOperator):
     @property
     def is_plain(self) -> bool:
         """Whether T(g) is what this class makes of it; a subclass may make something else."""
-        return type(self).__call__ is RMS.__call__
+        own = type(self)
+        return own.__call__ is RMS.__call__ and own.transform is RMS.transform
 
     def at(self, site: Site, sigma: Tensor) -> Operator:
         """As in Algorithm 1, with s, rho and eps as tensors: a change needs no compilation."""

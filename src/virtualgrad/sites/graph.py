@@ -208,6 +208,8 @@ class _Reader:
         for slot in slots:
             operand = self._operand_shape(slot, logical)
             axes |= self.rule.axes(self.node, slot.index, operand, logical)
+        if self._is_alone():  # no samples, but those along which a parameter was expanded
+            axes |= self._axes_of_nonlinear(logical)
         return read_layout(
             logical,
             frozenset(axes),
@@ -215,6 +217,16 @@ class _Reader:
             batch_dim=self.batch_dim,
             foldable=self.rule.foldable and not self._is_alone(),
         )
+
+    def _axes_of_nonlinear(self, logical: Shape) -> set[int]:
+        """Axes of sigma along which parameters differ in which the op is not linear."""
+        shapes = [self._operand_shape(slot, logical) for slot in self.slots if slot.role is None]
+        return {
+            len(logical) - len(shape) + axis
+            for shape in shapes
+            for axis, size in enumerate(shape)
+            if size > 1
+        }
 
     def _is_unbatched(self) -> bool:
         """Whether a batch of products has one only, as einsum without batch axes makes it."""

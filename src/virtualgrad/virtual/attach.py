@@ -1,9 +1,8 @@
 """Encapsulation 1, the attachment: let the modules of a model run under an interception.
 
 Each module that holds parameters, itself or in its children, gets a class of its own: a subclass
-of its class with the same name, whose ``forward`` switches the interception on; so do layers of
-torch.nn without parameters, to switch it off. Nothing is stored in the module, so copies, pickles
-and state_dicts of an attached model are those of a plain one.
+of its class with the same name, whose ``forward`` switches the interception on. Nothing is stored
+in the module, so copies, pickles and state_dicts of an attached model are those of a plain one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from virtualgrad.virtual.attached_class import (
 )
 from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
-from virtualgrad.virtual.leaves import bare_leaf_of
 from virtualgrad.virtual.models import require_attachable, unwrap
 from virtualgrad.virtual.refusals import refuse_inputs, refuse_thread
 
@@ -55,24 +53,19 @@ class Attachment:
         count = len(self._modules)
         try:
             for path, module in self.model.named_modules():
-                if id(module) not in known:
+                if id(module) not in known and next(module.parameters(), None) is not None:
                     self._attach(module, path)
         except BaseException:
             for module in self._modules[count:]:  # all of them, or none
                 module.__class__ = type(module).__base__  # type: ignore[assignment]
+            self._classes.forget(self._modules[count:])
             del self._modules[count:]
             raise
 
     def _attach(self, module: nn.Module, path: str) -> None:
-        """Give a module a class of its own, if it needs one; raise where its class forbids it."""
-        bare = None if "forward" in vars(module) else bare_leaf_of(module)
+        """Give a module a class of its own; raise where its class does not let us."""
         try:
-            if next(module.parameters(), None) is not None:
-                module.__class__ = self._classes.watched(module, path)
-            elif bare is not None and not self.intercept.sees_all_ops:
-                module.__class__ = self._classes.unwatched(module, bare)
-            else:
-                return
+            module.__class__ = self._classes.watched(module, path)
         except Exception as error:
             raise ModelError.of(
                 given=f"{type(module).__name__} at {path or 'the top of the model'!r}, of which no "
@@ -93,8 +86,8 @@ class Attachment:
                 if binding is None or binding.active:
                     break
                 module.__class__ = type(module).__base__  # type: ignore[assignment]
+        self._classes.forget(self._modules)
         self._modules.clear()
-        self._classes.forget()
 
     def __enter__(self) -> Attachment:
         return self

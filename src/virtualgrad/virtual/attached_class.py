@@ -1,8 +1,7 @@
 """Encapsulation 1, the classes: a subclass for each class of modules, whose forward runs them.
 
-A module with parameters, itself or in its children, runs **under the interception**: it is on while
-the code of the module runs. A layer without parameters runs **unwatched**: its op meets nothing but
-its input, so the interception is off in it.
+A module with parameters, itself or in its children, runs under the interception: it is on while the
+code of the module runs.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from virtualgrad.virtual.leaves import BareLeaf, Leaf, leaf_of
+from virtualgrad.virtual.leaves import Leaf, is_sequence, leaf_of
 from virtualgrad.virtual.refusals import refuse_compiled_pair, refuse_compiled_shards
 from virtualgrad.virtual.synchronised import seen
 
@@ -82,17 +81,10 @@ class Classes:
         )
         return self._classes[base, method]
 
-    def unwatched(self, module: nn.Module, leaf: BareLeaf) -> type[nn.Module]:
-        """A subclass of the class of a layer without parameters: the interception is off in it."""
-        base = type(module)
-        if (base, "forward") not in self._classes:
-            run = _run_unwatched(self._attachment, base, leaf)
-            self._classes[base, "forward"] = _subclass(self._attachment, base, "forward", run)
-        return self._classes[base, "forward"]
-
-    def forget(self) -> None:
-        """Let go of the modules."""
-        self._bound.clear()
+    def forget(self, modules: Iterable[nn.Module]) -> None:
+        """Let go of some modules."""
+        for module in modules:
+            self._bound.pop(id(module), None)
 
 
 def _run_watched(
@@ -116,28 +108,16 @@ def _run_watched(
         else:
             if intercept.is_sharded:
                 intercept.meet(self, known.own)
-            if known.leaf is not None and len(args) == 1 and not kwargs:
-                done = intercept.run_leaf(known.leaf, known.path, forward, self, args[0])
-                if done is not None:
-                    return done
+            if len(args) == 1 and not kwargs:
+                if known.leaf is not None:
+                    done = intercept.run_leaf(known.leaf, known.path, forward, self, args[0])
+                    if done is not None:
+                        return done
+                elif is_sequence(forward):
+                    forward = intercept.run_sequence
         if known.hides_parameters:
             forward = seen(forward, intercept, known.path)
         return attachment.call(known.path, forward, self, args, kwargs)
-
-    return run
-
-
-def _run_unwatched(
-    attachment: Attachment, base: type[nn.Module], leaf: BareLeaf
-) -> Callable[..., Any]:
-    """The method of a class of layers without parameters."""
-    intercept = attachment.intercept
-
-    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        forward = base.forward
-        if torch.compiler.is_compiling() or len(args) != 1 or kwargs:
-            return forward(self, *args, **kwargs)
-        return intercept.run_bare(leaf, forward, self, args[0])
 
     return run
 

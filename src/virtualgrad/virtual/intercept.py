@@ -40,7 +40,7 @@ from virtualgrad.sites.functions import (
 )
 from virtualgrad.virtual.calls import Call, one_forward
 from virtualgrad.virtual.composites import pieces_of
-from virtualgrad.virtual.leaves import BareLeaf, Leaf
+from virtualgrad.virtual.leaves import Leaf, has_hooks_on_all, runs_unwatched
 from virtualgrad.virtual.memories import Memories
 from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
@@ -180,18 +180,27 @@ class Intercept(TorchFunctionMode):
         finally:
             _push_on_torch_function_stack(mode)
 
-    def run_bare(self, leaf: BareLeaf, forward: Any, module: nn.Module, x: Any) -> Any:
-        """Run a layer without parameters, unwatched where its op meets an activation alone."""
-        is_plain = leaf.is_all_of(forward) and self._is_activation(x)
-        if not is_plain or _len_torch_function_stack() != 1:
-            return forward(module, x)
+    def run_sequence(self, sequence: nn.Sequential, x: Any) -> Any:
+        """Run the modules of an nn.Sequential, and unwatched those that have no parameters."""
+        may_skip = not self.sees_all_ops and not has_hooks_on_all()
+        for module in sequence:
+            if may_skip and runs_unwatched(module) and self._is_activation(x):
+                x = self._run_unwatched(module, x)
+            else:
+                x = module(x)
+        return x
+
+    def _run_unwatched(self, module: nn.Module, x: Tensor) -> Any:
+        """Run a module with the interception off, unless another mode is on, too."""
+        if _len_torch_function_stack() != 1:
+            return module(x)
         mode = _pop_torch_function_stack()
         try:
             if mode is self:
-                return forward(module, x)
+                return module(x)
         finally:
             _push_on_torch_function_stack(mode)
-        return forward(module, x)
+        return module(x)
 
     def _is_activation(self, x: Any) -> bool:
         """Whether an input is a plain tensor, and no parameter in another guise."""

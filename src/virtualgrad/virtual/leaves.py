@@ -3,7 +3,9 @@
 A torch function mode costs time at every op, most of all at those that torch has written in Python,
 such as batch norm. So a layer that can run as it was run before (:mod:`.memories`) is not watched:
 it goes straight to its op, or, where T leaves it out, runs its own forward with the mode off. Nor
-is a layer without parameters, such as ReLU: all that its op meets is its input.
+is a layer without parameters, such as ReLU, in an nn.Sequential: all that its op meets is its
+input. (By itself in the forward of a module it is watched: it keeps the class by which users know
+it, and with it a forward that knows nothing of us.)
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as of_all
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of an op, by position and by name, as a layer passes them."""
@@ -98,16 +101,35 @@ class BareLeaf:
         """What the forward of a class does, with the method that does it now."""
         return cls(layer.forward, name, None if name is None else vars(F)[name])
 
-    def is_all_of(self, forward: Any) -> bool:
-        """Whether a layer that runs this forward calls the op, both still torch's own."""
-        return forward is self.forward and (
-            self.name is None or vars(F).get(self.name) is self.function
+    def is_all_of(self, layer: nn.Module) -> bool:
+        """Whether a layer calls the op, both still torch's own, and does no more.
+
+        Others may have put theirs in their place, on the class or on the layer, or hooks beside.
+        """
+        own = vars(layer)
+        return (
+            type(layer).forward is self.forward
+            and (self.name is None or vars(F).get(self.name) is self.function)
+            and not own["_forward_hooks"]
+            and not own["_forward_pre_hooks"]
+            and "forward" not in own
         )
 
 
-def bare_leaf_of(module: nn.Module) -> BareLeaf | None:
-    """What the forward of a layer without parameters does; None for all other modules."""
-    return BARE_LEAVES.get(type(module))
+def runs_unwatched(layer: nn.Module) -> bool:
+    """Whether all that a layer does in its call is one op on its input."""
+    leaf = BARE_LEAVES.get(type(layer))
+    return leaf is not None and leaf.is_all_of(layer)
+
+
+def is_sequence(forward: Any) -> bool:
+    """Whether a forward is that of nn.Sequential, still torch's own: one module after the other."""
+    return forward is SEQUENCE
+
+
+def has_hooks_on_all() -> bool:
+    """Whether there are hooks that torch runs beside every module's forward."""
+    return bool(of_all._global_forward_hooks or of_all._global_forward_pre_hooks)
 
 
 def leaf_of(module: nn.Module) -> Leaf | None:
@@ -216,5 +238,8 @@ def _is_torchs_own(layer: type[nn.Module], method: Any) -> bool:
     return any(getattr(method, "__globals__", None) is one for one in written_in)
 
 
+SEQUENCE = (
+    nn.Sequential.forward if _is_torchs_own(nn.Sequential, nn.Sequential.forward) else object()
+)
 LEAVES = known_leaves()
 BARE_LEAVES = known_bare_leaves()

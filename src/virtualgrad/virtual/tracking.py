@@ -134,14 +134,15 @@ class Transform:
             axis: whose rows the caller can multiply; None: none.
             asked: as in a call of this, for which it stands.
         """
-        make = getattr(self.operator, "product_or_rows", None)
+        # Of its class: what stands for another operator by __getattr__ has a T of its own.
+        make = getattr(type(self.operator), "product_or_rows", None)
         if make is None or (asked is not None and self._brought() is not None):
             return self(g, asked), None
         refuse_batched(g, self.site)
         self.current.consumed = True
         if asked is not None:
             self._keep(g, asked)
-        made: tuple[Tensor, Tensor | None] = make(g, self.site, axis)
+        made: tuple[Tensor, Tensor | None] = make(self.operator, g, self.site, axis)
         return made
 
     def norm_sums(
@@ -151,11 +152,11 @@ class Transform:
 
         If there are some, they stand for the call of this.
         """
-        make = getattr(self.operator, "norm_sums", None)
+        make = getattr(type(self.operator), "norm_sums", None)
         if make is None or (asked is not None and self._brought() is not None):
             return None
         refuse_batched(g, self.site)
-        made: Tensor | None = make(g, self.site, normalized)
+        made: Tensor | None = make(self.operator, g, self.site, normalized)
         if made is not None:
             self.current.consumed = True
             if asked is not None:
