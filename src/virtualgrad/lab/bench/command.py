@@ -34,6 +34,7 @@ from virtualgrad.lab.bench.rows import SCALING, SUMMARY, Results, load_environme
 from virtualgrad.lab.bench.run import environment_of, run
 from virtualgrad.lab.bench.scaling import scaling_cases
 from virtualgrad.lab.bench.table import print_rows
+from virtualgrad.lab.bench.turns import Turns
 from virtualgrad.lab.bench.work import Setup
 from virtualgrad.lab.console import errors_told, say
 from virtualgrad.lab.devices import device_named
@@ -143,7 +144,10 @@ def bench(
                 raise typer.BadParameter(
                     "nothing is left to measure", param_hint="--models, --modes"
                 )
-            setup = Setup(place, bandwidth or copy_bandwidth(place), repeats, seconds)
+            if bandwidth is None:
+                with Turns(out).choosing():  # two that copy at once have half of it each
+                    bandwidth = copy_bandwidth(place)
+            setup = Setup(place, bandwidth, repeats, seconds)
             _measure(cases, along, setup, out, console)
         _show(table or out, readme, console)
 

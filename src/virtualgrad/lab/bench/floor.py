@@ -145,7 +145,7 @@ def floor_ratio(extra_bytes: int, *, bandwidth: float, sgd_seconds: float) -> fl
     return 1 + extra_bytes / bandwidth / sgd_seconds
 
 
-def copy_bandwidth(device: torch.device, repeats: int = 5) -> float:
+def copy_bandwidth(device: torch.device, repeats: int = 20) -> float:
     """Bytes per second, read and written, of the best of some large copies on a device."""
     source = torch.empty(COPIED_BYTES[device.type], dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
