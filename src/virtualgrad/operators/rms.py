@@ -31,16 +31,8 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels
-from virtualgrad.operators.base import (
-    Operator,
-    SiteState,
-    StatefulOperator,
-    apply_operator,
-    require_names,
-    require_shape,
-)
+from virtualgrad.operators.base import Operator, apply_operator
 from virtualgrad.operators.kernels_of_sums import Normalized
-from virtualgrad.operators.ranks import Gathering
 from virtualgrad.operators.rms_compiled import InCompiledPass, refuse_subclass
 from virtualgrad.operators.rms_fused import (
     Moment,
@@ -54,13 +46,13 @@ from virtualgrad.operators.rms_settings import (
     require_bools,
     require_same_shape,
 )
-from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
-from virtualgrad.operators.running_sites import RunningSites
+from virtualgrad.operators.running import Running
+from virtualgrad.operators.running_means import RunningMeans
 from virtualgrad.operators.statistic import accumulated, squares_added
 from virtualgrad.sites import Layout, Site
 
 
-class RMS(StatefulOperator):
+class RMS(RunningMeans):
     """T(g) = s g / sqrt(r + eps), r a running mean of g^2 over the batch (Algorithm 1).
 
     Args:
@@ -91,16 +83,10 @@ class RMS(StatefulOperator):
         settings: Callable[[Site], RMSSettings] | None = None,
     ) -> None:
         require_bools(per_sample=per_sample, stale=stale, share_positions=share_positions)
-        self.sites = RunningSites()
-        self.epoch = 0  # commits and rollbacks so far
-        self._gathering: Gathering | None = None  # on its way from all ranks
+        super().__init__(rho, stale=stale, unit_is_sample=per_sample and loss_reduction == "mean")
         numbers = RMSSettings(scale, rho, eps)
         self.settings = settings or (lambda site: numbers)
-        # By the key of a site: all that a commit knows of one that was compiled.
-        self.rho_at: Callable[[str], float] = lambda key: rho
-        self.stale = stale
         self.share_positions = share_positions
-        self.unit_is_sample = per_sample and loss_reduction == "mean"
         self.switches = {
             "per_sample": per_sample,
             "loss_reduction": loss_reduction,
@@ -303,113 +289,6 @@ class RMS(StatefulOperator):
             return site.layout
         begun_with_rows = self.sites.shape_of(site.key) == rows.state_shape(self.share_positions)
         return rows if begun_with_rows else site.layout
-
-    # ---------------------------------------------------------------- the transaction
-
-    def require_loadable(self, state: dict[str, SiteState]) -> None:
-        """Raise if there is no r, or one of another shape than compiled passes write into."""
-        for key, tensors in state.items():
-            require_names(key, tensors, complete="r" in tensors, of="RMS")
-            known = self.sites.kept.get(key)
-            if known is not None and known.compiled is not None:
-                require_shape(
-                    key,
-                    known.r.shape,
-                    tensors["r"].shape,
-                    "load it before the first compiled pass, or with inputs of the saved size",
-                )
-
-    @property
-    def state(self) -> dict[str, SiteState]:
-        """Site -> its r as of the last commit."""
-        return {key: {"r": site.r} for key, site in self.sites.kept.items() if site.committed}
-
-    @state.setter
-    def state(self, state: dict[str, SiteState]) -> None:
-        self.require_loadable(state)
-        sites = self.sites.kept
-        for key in [key for key in sites if key not in state]:  # as if never seen
-            if sites[key].compiled is None:
-                del sites[key]
-            else:  # a compiled pass writes there
-                sites[key].r.zero_()
-                sites[key].committed = False
-        for key, tensors in state.items():
-            known, r = sites.get(key), tensors["r"]
-            lies_there = known is not None and known.r.device == r.device
-            if known is not None and known.r.shape == r.shape and (lies_there or known.compiled):
-                known.r.copy_(r)  # in place: compiled and captured steps refer to this memory
-                known.committed = True
-            else:
-                sites[key] = Running(r, committed=True)
-        rollback_all(list(sites.values()))
-        renew_factors(list(sites.values()))
-
-    def begin_reduction(self) -> None:
-        """Begin to make what was gathered that of all ranks, unless the backward pass has."""
-        if self.ranks is None or not self.stale:
-            return
-        for key, site in self._compiled_sites():
-            site.unit_is_sample, site.rho = self.unit_is_sample, self.rho_at(key)
-            site.take_from_compiled()
-        self._gathering = self.ranks.begin(self.sites.kept)
-
-    def reduce(self) -> None:
-        """Wait for what :meth:`begin_reduction` has begun, if it has."""
-        gathering, self._gathering = self._gathering, None
-        if gathering is None:
-            return
-        sites = self.sites.kept
-        compiled = self._compiled_sites()
-        self.ranks.finish(sites, gathering)
-        for site in sites.values():  # also where only others came by
-            site.unit_is_sample = self.unit_is_sample
-        for _, site in compiled:
-            site.give_to_compiled()
-
-    def begin_graph(self, *, first: bool = False) -> None:
-        """The compiled passes that begin from now on belong to another graph."""
-        self.sites.begin_graph(first=first)
-
-    def sites_counted_twice(self) -> list[str]:
-        """Sites that two compiled passes through one graph have reached; the host waits."""
-        return self.sites.counted_twice()
-
-    def _compiled_sites(self) -> list[tuple[str, Running]]:
-        return [(key, site) for key, site in self.sites.kept.items() if site.compiled is not None]
-
-    def commit(self) -> None:
-        """Update r at every site that a backward pass has reached."""
-        self.epoch += 1
-        sites = list(self.sites.kept.values())
-        commit_all(sites)
-        renew_factors(sites)
-
-    def rollback(self) -> None:
-        """Forget what the backward calls since the last commit have brought."""
-        self.epoch += 1
-        rollback_all(list(self.sites.kept.values()))
-
-    def scale_was(self, loss_scale: float) -> bool:
-        """Be told of the loss's factor after the backward pass; whether that is not too late.
-
-        It is where T did not need the new r, and no compiled pass has written it already.
-        """
-        sites = [site for site in self.sites.kept.values() if site.reached]
-        if not self.stale or any(site.compiled is not None for site in sites):
-            return False
-        for site in sites:
-            site.loss_scale = loss_scale
-        return True
-
-    def has_prepared(self) -> bool:
-        """Whether a backward pass may have reached a site since the last commit."""
-        return any(site.reached for site in self.sites.kept.values())
-
-    def witnesses(self) -> list[tuple[str, Tensor]]:
-        """Of every site that was reached, what is finite if its g was."""
-        sites = self.sites.kept.items()
-        return [(key, site.witness()) for key, site in sites if site.reached]
 
 
 def _viewed(g: Tensor, running: Running) -> Tensor:
