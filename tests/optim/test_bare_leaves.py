@@ -103,22 +103,55 @@ def test_changes_are_seen(change: str, at: int) -> None:
     train_beside_twin(Rectified(), CHANGES[change], at=at)
 
 
-@pytest.mark.parametrize("name", ["op", "method"])
+PLACES: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "op": (F, "relu", lambda scaled: lambda x, inplace=False: scaled(x)),
+    "method": (nn.ReLU, "forward", lambda scaled: lambda self, x: scaled(x)),
+    "call": (nn.ReLU, "__call__", lambda scaled: lambda self, x: scaled(x)),
+    "call of all": (nn.Module, "__call__", lambda scaled: lambda self, x: of_all(scaled, self, x)),
+}
+CALL = nn.Module.__call__
+
+
+def of_all(scaled: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> Tensor:
+    return scaled(x) if type(module) is nn.ReLU else CALL(module, x)
+
+
+@pytest.mark.parametrize("name", PLACES)
 def test_what_others_have_put_in_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It meets a parameter of the model that runs, which no layer passes to it."""
     running: list[Any] = []
+    place, attribute, made_of = PLACES[name]
 
-    def scaled(x: Tensor, gain: Tensor) -> Tensor:
-        return torch.clamp(x, min=0) * gain
+    def scaled(x: Tensor) -> Tensor:
+        return torch.clamp(x, min=0) * running[-1].gain
+
+    class Running(Rectified):
+        def forward(self, x: Tensor) -> Tensor:
+            running.append(self)
+            return super().forward(x)
 
     def patch(model: Any) -> None:
-        model.register_forward_pre_hook(lambda module, inputs: running.append(module))
-        if name == "op":
-            monkeypatch.setattr(F, "relu", lambda x, inplace=False: scaled(x, running[-1].gain))
-        else:
-            monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: scaled(x, running[-1].gain))
+        monkeypatch.setattr(place, attribute, made_of(scaled))
 
-    train_beside_twin(Rectified(), patch)
+    train_beside_twin(Running(), patch)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+def test_an_op_of_torch_that_others_have_put_in_place(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = {"sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+    assert leaves.runs_unwatched(layers[name]())
+    monkeypatch.setattr(torch, name, lambda x: x)
+    assert not leaves.runs_unwatched(layers[name]())
+
+
+@pytest.mark.parametrize("name", ["_call_impl", "_compiled_call_impl", "forward"])
+def test_what_others_have_put_on_a_layer(name: str) -> None:
+    layer = nn.ReLU()
+    assert leaves.runs_unwatched(layer)
+    setattr(layer, name, lambda x: x)
+    assert not leaves.runs_unwatched(layer)
 
 
 @pytest.mark.parametrize("learns", [True, False], ids=["grad", "no grad"])

@@ -127,24 +127,69 @@ def test_what_others_make_of_t_is_not_passed_over(kind: str, layers: str) -> Non
         torch.testing.assert_close(parameter.grad, gradient)
 
 
-def test_a_norm_of_a_parameter_has_no_samples_though_it_has_as_many_rows() -> None:
-    """Of its weight and bias neither: by the graph as by the ops, and by the formula."""
-    model = Raw(
-        lambda m, x: F.batch_norm(m.a, None, None, m.b, m.c, True).mean(0) * x,
-        (BATCH, 4),
-        (4,),
-        (4,),
-    ).double()
-    x, named = torch.randn(BATCH, 4).double(), list(model.named_parameters())
-    sigma = F.batch_norm(model.a, None, None, model.b, model.c, True).detach().requires_grad_()
+NORMS_OF_A: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
+    "batch norm": (lambda m: F.batch_norm(m.a, None, None, m.b, m.c, True), ((4,), (4,))),
+    "running": (
+        lambda m: F.batch_norm(m.a, torch.ones(4), torch.ones(4), m.b, m.c, True),
+        ((4,), (4,)),
+    ),
+    "eval": (lambda m: F.batch_norm(m.a, torch.ones(4), torch.ones(4), m.b, m.c), ((4,), (4,))),
+    "layer norm": (lambda m: F.layer_norm(m.a, (4,), m.b, m.c), ((4,), (4,))),
+    "without bias": (lambda m: F.layer_norm(m.a, (4,), m.b), ((4,),)),
+    "batch norm without bias": (
+        lambda m: F.batch_norm(m.a, None, None, m.b, None, True),
+        ((4,),),
+    ),
+    "quotient": (lambda m: m.b / m.a, ((4,),)),
+    "convolution by itself": (
+        lambda m: F.conv1d(m.a[:, :, None], m.a[:4, :, None], m.b)[..., 0],
+        ((4,),),
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", [BATCH, BATCH - 1], ids=["as many", "fewer"])
+@pytest.mark.parametrize("kind", NORMS_OF_A)
+def test_an_op_on_parameters_alone_has_no_samples(kind: str, rows: int) -> None:
+    """Though it may have as many rows: by the graph as by the ops, and by the formula."""
+    op, shapes = NORMS_OF_A[kind]
+    model = Raw(lambda m, x: op(m).mean(0) * x, (rows, 4), *shapes)
+    with torch.no_grad():
+        model.a.abs_().add_(1)
+    x, named = torch.randn(BATCH, 4), list(model.named_parameters())
+    sigma = op(model).detach().requires_grad_()
     (g,) = torch.autograd.grad((sigma.mean(0) * x).pow(3).mean(), sigma)
     transformed = SCALE * g / (0.1 * g.square() + 1e-6).sqrt()
+    linear = [model.b] if len(named) == 2 else [model.b, model.c]
+    expected = torch.autograd.grad(op(model), linear, transformed)
     of_graph = virtual_grad(model(x).pow(3).mean(), named, RMS(scale=SCALE), batch_size=BATCH)
-    torch.testing.assert_close(of_graph[2], transformed.sum(0))
+    torch.testing.assert_close(of_graph[1:], expected)
     with SVGD(model, 0.1, scale=SCALE):
         model(x).pow(3).mean().backward()
     for (_, parameter), gradient in zip(named, of_graph, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+
+
+TWICE: dict[str, tuple[Any, tuple[int, ...], int]] = {
+    "addmm": (lambda m: torch.addmm(m.b, m.a[:1].expand(BATCH, 4), m.a), (4, 4), 4),
+    "linear": (lambda m: F.linear(m.a[0].expand(BATCH, 4), m.a, m.b), (4, 4), 4),
+    "conv1d": (lambda m: F.conv1d(m.a[:1].expand(BATCH, 2, 3), m.a, m.b)[..., 0], (4, 2, 3), 4),
+}
+
+
+@pytest.mark.parametrize("kind", TWICE)
+def test_a_bias_where_one_parameter_is_used_twice_has_its_samples(kind: str) -> None:
+    op, shape, features = TWICE[kind]
+    model = Raw(lambda m, x: op(m) * x, shape, (features,))
+    x, named = torch.randn(BATCH, features), list(model.named_parameters())
+    sigma = op(model).detach().requires_grad_()
+    (g,) = torch.autograd.grad((sigma * x).pow(3).mean(), sigma)
+    transformed = SCALE * g / (0.1 * BATCH * g.square().sum(0) + 1e-6).sqrt()
+    of_graph = virtual_grad(model(x).pow(3).mean(), named, RMS(scale=SCALE), batch_size=BATCH)
+    torch.testing.assert_close(of_graph[1], transformed.sum(0))
+    with SVGD(model, 0.1, scale=SCALE):
+        model(x).pow(3).mean().backward()
+    torch.testing.assert_close(model.b.grad, of_graph[1])
 
 
 # ---------------------------------------------------------------- layers that are left out

@@ -17,6 +17,9 @@ from virtualgrad.sites.nodes import LINEAR, TRANSPARENT, Shape
 from virtualgrad.sites.site import Layout, Site, read_layout
 from virtualgrad.sites.views import Node, offset, shape_of, unexpanded
 
+NORMS = {"batch_norm", "group_norm", "layer_norm", "rms_norm"}
+"""Ops whose first operand is what they normalize; the others may be missing."""
+
 __all__ = [
     "GraphSite",
     "Node",
@@ -219,8 +222,13 @@ class _Reader:
         )
 
     def _axes_of_nonlinear(self, logical: Shape) -> set[int]:
-        """Axes of sigma along which parameters differ in which the op is not linear."""
-        shapes = [self._operand_shape(slot, logical) for slot in self.slots if slot.role is None]
+        """Axes of sigma along which parameters differ in which the op is never linear.
+
+        (A divisor, or what a norm takes: they broadcast. Not a parameter that is used twice.)
+        """
+        assert self.rule is not None
+        slots = [slot for slot in self.slots if self.rule.role(slot.index) is None]
+        shapes = [self._operand_shape(slot, logical) for slot in slots]
         return {
             len(logical) - len(shape) + axis
             for shape in shapes
@@ -281,8 +289,11 @@ class _Reader:
 
     def _is_alone(self) -> bool:
         """Whether sigma is made of parameters only: no samples but those they were expanded to."""
-        is_conditional = self.rule is not None and self.rule.op in {"where", "masked_fill"}
-        return len(self.slots) == len(self.node.next_functions) and not is_conditional
+        op = None if self.rule is None else self.rule.op
+        edges = [node for node, _ in self.node.next_functions]
+        if op in NORMS and self.slots[0].index == 0:  # of a parameter; they may lack weight or bias
+            edges = [node for node in edges if node is not None]
+        return len(self.slots) == len(edges) and op not in {"where", "masked_fill"}
 
 
 def op_name(node: Node) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as of_all
@@ -88,31 +89,37 @@ class BareLeaf:
 
     Attributes:
         forward: of the class, as torch has written it.
-        name: of the op in torch.nn.functional; None where it is a method of tensors, or torch's.
+        place: where it finds the op.
+        name: of the op there; None if there is none.
         function: that op.
     """
 
     forward: Any
+    place: Any
     name: str | None
     function: Any
 
     @classmethod
-    def of(cls, layer: type[nn.Module], name: str | None) -> BareLeaf:
-        """What the forward of a class does, with the method that does it now."""
-        return cls(layer.forward, name, None if name is None else vars(F)[name])
+    def of(cls, layer: type[nn.Module], place: Any, name: str | None) -> BareLeaf:
+        """What the forward of a class does, with the methods that do it now."""
+        return cls(layer.forward, place, name, None if name is None else getattr(place, name))
 
     def is_all_of(self, layer: nn.Module) -> bool:
-        """Whether a layer calls the op, both still torch's own, and does no more.
+        """Whether a call of a layer calls the op, all still torch's own, and does no more.
 
-        Others may have put theirs in their place, on the class or on the layer, or hooks beside.
+        Others may have put theirs in their place, on a class or on the layer, or hooks beside.
         """
-        own = vars(layer)
+        own, kind = vars(layer), type(layer)
         return (
-            type(layer).forward is self.forward
-            and (self.name is None or vars(F).get(self.name) is self.function)
+            kind.forward is self.forward
+            and (self.name is None or getattr(self.place, self.name) is self.function)
+            and kind.__call__ is CALL
+            and kind._call_impl is CALL_IMPL
             and not own["_forward_hooks"]
             and not own["_forward_pre_hooks"]
+            and own.get("_compiled_call_impl") is None
             and "forward" not in own
+            and "_call_impl" not in own
         )
 
 
@@ -151,6 +158,8 @@ def _of_convolution(layer: Any, x: Tensor) -> Given:
 def _of_batch_norm(layer: Any, x: Tensor) -> Given | None:
     buffers, parameters, training = layer._buffers, layer._parameters, layer.training
     if "running_mean" not in buffers or "running_var" not in buffers:
+        return None
+    if "_check_input_dim" in vars(layer):  # put there by others
         return None
     mean, variance = buffers["running_mean"], buffers["running_var"]
     by_batch = training or (mean is None and variance is None)
@@ -193,11 +202,13 @@ def known_leaves() -> dict[type[nn.Module], Leaf]:
 
 def known_bare_leaves() -> dict[type[nn.Module], BareLeaf]:
     """The layers without parameters whose forward is known, less those that others have changed."""
-    names: dict[type[nn.Module], str | None] = {
-        nn.Identity: None,
-        nn.Flatten: None,
-        nn.Sigmoid: None,
-        nn.Tanh: None,
+    elsewhere: dict[type[nn.Module], tuple[Any, str | None]] = {
+        nn.Identity: (None, None),
+        nn.Flatten: (Tensor, "flatten"),
+        nn.Sigmoid: (torch, "sigmoid"),
+        nn.Tanh: (torch, "tanh"),
+    }
+    names: dict[type[nn.Module], str] = {
         nn.ReLU: "relu",
         nn.ReLU6: "hardtanh",
         nn.LeakyReLU: "leaky_relu",
@@ -222,9 +233,10 @@ def known_bare_leaves() -> dict[type[nn.Module], BareLeaf]:
         nn.AdaptiveAvgPool3d: "adaptive_avg_pool3d",
         nn.Upsample: "interpolate",
     }
+    places = elsewhere | {layer: (F, name) for layer, name in names.items()}
     return {
-        layer: BareLeaf.of(layer, name)
-        for layer, name in names.items()
+        layer: BareLeaf.of(layer, *place)
+        for layer, place in places.items()
         if _is_torchs_own(layer, layer.forward)
     }
 
@@ -238,6 +250,7 @@ def _is_torchs_own(layer: type[nn.Module], method: Any) -> bool:
     return any(getattr(method, "__globals__", None) is one for one in written_in)
 
 
+CALL, CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
 SEQUENCE = (
     nn.Sequential.forward if _is_torchs_own(nn.Sequential, nn.Sequential.forward) else object()
 )

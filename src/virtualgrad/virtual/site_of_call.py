@@ -18,6 +18,9 @@ from virtualgrad.virtual.calls import Call, Use
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.tracking import Pass
 
+STATISTICS = ("running_mean", "running_var")
+"""Arguments of a batch norm that are neither parameters nor samples."""
+
 
 def uses_in(
     rule: FunctionRule, bound: dict[str, Any], tensors: list[Tensor], tracked: TrackedParameters
@@ -75,9 +78,11 @@ def site_of(
     axes: set[int] = set()
     for use in call.uses:
         axes |= call.rule.axes(len(shape), use.argument, use.strided, call.bound)
-    alone = all([tracked.is_parameter(tensor) for tensor in call.tensors])
+    statistics = [call.bound.get(name) for name in STATISTICS]  # of data, but not of samples
+    tensors = [t for t in call.tensors if not any([t is other for other in statistics])]
+    alone = all([tracked.is_parameter(tensor) for tensor in tensors])
     if alone:  # no samples but those along which a parameter was expanded
-        axes = _axes_of_all(call, tracked, len(shape))
+        axes = _axes_of_all(call, tensors, tracked, len(shape))
     layout = read_layout(
         shape,
         frozenset(axes),
@@ -90,13 +95,16 @@ def site_of(
     return Site(call.key, call.rule.op, parameters, roles, True, shape, layout)
 
 
-def _axes_of_all(call: Call, tracked: TrackedParameters, rank: int) -> set[int]:
-    """Axes of sigma along which some operand differs, be the op linear in it or not."""
+def _axes_of_all(
+    call: Call, tensors: list[Tensor], tracked: TrackedParameters, rank: int
+) -> set[int]:
+    """Axes of sigma along which some tensor differs, be the op linear in it or not."""
     axes: set[int] = set()
-    linear = list(call.rule.operands(call.bound))
-    for argument, _, tensor in linear:
+    others = list(tensors)
+    for argument, _, tensor in call.rule.operands(call.bound):
         axes |= call.rule.axes(rank, argument, tracked.strided(tensor), call.bound)
-    for tensor in call.tensors:
-        if not any([tensor is other for _, _, other in linear]):
-            axes |= broadcast(rank, "", tracked.strided(tensor), call.bound)
+        places = [place for place, other in enumerate(others) if other is tensor]
+        del others[places[-1]]  # once: it may also stand where the op is not linear in it
+    for tensor in others:
+        axes |= broadcast(rank, "", tracked.strided(tensor), call.bound)
     return axes
