@@ -18,12 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C import (
-    _len_torch_function_stack,
-    _pop_torch_function_stack,
-    _push_on_torch_function_stack,
-)
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from virtualgrad.compiling import settled_while_tracing
@@ -40,16 +35,14 @@ from virtualgrad.sites.functions import (
 )
 from virtualgrad.virtual.calls import Call, one_forward
 from virtualgrad.virtual.composites import pieces_of
-from virtualgrad.virtual.leaves import Leaf, has_hooks_on_all, runs_unwatched
-from virtualgrad.virtual.memories import Memories
 from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
 from virtualgrad.virtual.plans import Plans
-from virtualgrad.virtual.remembered import LeftOut
 from virtualgrad.virtual.runs import run_in_place, run_joined, run_once
 from virtualgrad.virtual.shapes import shape_of
 from virtualgrad.virtual.site_of_call import key_of, site_of, uses_in
+from virtualgrad.virtual.unwatched import Unwatched
 
 _kinds: dict[Any, str] = {}
 
@@ -78,7 +71,7 @@ def is_view_of_each(func: Any) -> bool:
     return func in EACH
 
 
-class Intercept(TorchFunctionMode):
+class Intercept(Unwatched):
     """Runs ops on tracked parameters with an extended pull-back.
 
     Args:
@@ -92,10 +85,7 @@ class Intercept(TorchFunctionMode):
         path: of the module that runs; None outside of the model.
         is_sharded: whether tensors have to be met before they are known by a name (FSDP).
         parameters_at: site -> the parameters that its T serves; its state is saved at the first.
-        sees_all_ops: whether it wants to see ops that meet no parameter as well.
     """
-
-    sees_all_ops = False
 
     def __init__(
         self,
@@ -106,13 +96,8 @@ class Intercept(TorchFunctionMode):
         group_of: Callable[[str], Hashable] = lambda name: None,
         batch_dim: int = 0,
     ) -> None:
-        super().__init__()
-        self.batch_dim = batch_dim
-        self.path: str | None = None
-        self.tracked = TrackedParameters()
-        self.passes = Passes(operator)
+        super().__init__(TrackedParameters(), Passes(operator), batch_dim)
         self._plans = Plans(self.tracked, self.passes, operator, where, group_of)
-        self._memories = Memories(self.tracked)
         self._chooses = where is not every_linear_site
         self.parameters_at = self._plans.parameters_at
         self.track(parameters)
@@ -150,62 +135,6 @@ class Intercept(TorchFunctionMode):
     def release(self) -> None:
         """Let go of the parameters."""
         self.passes.release()
-
-    def run_leaf(self, leaf: Leaf, path: str, forward: Any, module: nn.Module, x: Any) -> Any:
-        """Run a layer of torch.nn as it was run before, unwatched; None if it has to be watched.
-
-        That is also the case where another mode is on: it wants to see the op, too. A layer that
-        is called by itself, outside of the model, begins a pass.
-        """
-        if self.path is None or not self._is_activation(x) or not leaf.is_all_of(module):
-            return None
-        weight = module._parameters["weight"]
-        memory = self._memories.layers.get((leaf.function, path, id(weight)))
-        if memory is None or _len_torch_function_stack() != 1:
-            return None
-        mode = _pop_torch_function_stack()
-        try:
-            if mode is not self:
-                return None
-            current = self.passes.current
-            if type(memory) is LeftOut:
-                return forward(module, x) if memory.counts_for(module, current) else None
-            given = None if leaf.arguments is None else leaf.arguments(module, x)
-            if given is None:
-                return None
-            sigma = memory.run(leaf.function, *given, current, self.batch_dim)
-            if sigma is not None and leaf.count is not None:
-                leaf.count(module)
-            return sigma
-        finally:
-            _push_on_torch_function_stack(mode)
-
-    def run_sequence(self, sequence: nn.Sequential, x: Any) -> Any:
-        """Run the modules of an nn.Sequential, and unwatched those that have no parameters."""
-        may_skip = not self.sees_all_ops and not has_hooks_on_all()
-        for module in sequence:
-            if may_skip and runs_unwatched(module) and self._is_activation(x):
-                x = self._run_unwatched(module, x)
-            else:
-                x = module(x)
-        return x
-
-    def _run_unwatched(self, module: nn.Module, x: Tensor) -> Any:
-        """Run a module with the interception off, unless another mode is on, too."""
-        if _len_torch_function_stack() != 1:
-            return module(x)
-        mode = _pop_torch_function_stack()
-        try:
-            if mode is self:
-                return module(x)
-        finally:
-            _push_on_torch_function_stack(mode)
-        return module(x)
-
-    def _is_activation(self, x: Any) -> bool:
-        """Whether an input is a plain tensor, and no parameter in another guise."""
-        views = self.tracked.views
-        return type(x) is Tensor and not (views and id(x) in views)
 
     # ---------------------------------------------------------------- torch functions
 
