@@ -36,22 +36,28 @@ class FiniteCheck:
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Look at some more tensors."""
-        alike: dict[tuple[int, torch.dtype], list[int]] = {}
+        places = range(len(self._tensors), len(self._tensors) + len(tensors))
+        # By the number of the device, as the GradScaler does: it is made sooner than a device.
+        kinds = [
+            (each.get_device(), each.dtype) if type(each) in PLAIN else None for each in tensors
+        ]
+        alike: dict[tuple[int, torch.dtype] | None, list[int]] = {}
+        if len(set(kinds)) == 1:  # as a rule
+            alike[kinds[0]] = list(places)
+        else:
+            for place, kind in zip(places, kinds, strict=True):
+                alike.setdefault(kind, []).append(place)
         others: list[int] = []
-        for place, tensor in enumerate(tensors, len(self._tensors)):
-            if type(tensor) in PLAIN and tensor.is_floating_point():
-                # As the GradScaler hands them over; a number is made sooner than a device.
-                alike.setdefault((tensor.get_device(), tensor.dtype), []).append(place)
-            else:
-                others.append(place)
         self._tensors += tensors
-        for places in alike.values():
-            device = self._tensors[places[0]].device
-            found = _look([self._tensors[place] for place in places], device)
+        for kind, group in alike.items():
+            device = self._tensors[group[0]].device
+            found = None
+            if kind is not None and kind[1].is_floating_point:
+                found = _look([self._tensors[place] for place in group], device)
             if found is None:
-                others += places
+                others += group
             else:
-                self._found.setdefault(device, []).append((places, found))
+                self._found.setdefault(device, []).append((group, found))
         if others:
             self._ask_for_norms(others)
 

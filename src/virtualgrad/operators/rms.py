@@ -48,7 +48,7 @@ from virtualgrad.operators.rms_settings import (
 )
 from virtualgrad.operators.running import Running
 from virtualgrad.operators.running_means import RunningMeans
-from virtualgrad.operators.statistic import accumulated, squares_added
+from virtualgrad.operators.statistic import accumulated, root_of_squares, squares_added
 from virtualgrad.sites import Layout, Site
 
 
@@ -117,12 +117,14 @@ class RMS(RunningMeans):
         return self._product_at(self._find(g, site), g, numbers)
 
     def _product_at(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
-        viewed = _viewed(g, running)
+        viewed = g if running.view is None else g.reshape(running.view)
         product = None
-        if self._may_fuse(running):
+        if running.fusible and self._may_fuse(running):
             product = transform_fused(running, viewed, numbers, self._moment)
         if product is None:
-            factor = self._gather(running, viewed, numbers).view(running.broadcast_shape)
+            factor = self._gather(running, viewed, numbers)
+            if running.averaged != (0,):  # or else r stands beside g as it is
+                factor = factor.view(running.broadcast_shape)
             product = _product(viewed, factor)
         return product if running.view is None else product.view(g.shape)
 
@@ -244,12 +246,13 @@ class RMS(RunningMeans):
             return self._factor_of(running, numbers)
         now = None if self.stale else self.ranks  # T needs the new r of all ranks
         if running.sampled:
-            brought = (
-                root_of_squares_fused(running, g),
-                running.elements_of_pass,
-                running.samples_of_pass,
-            )
-            running.add_samples(*(brought if now is None else now.sum_pass(*brought)))
+            norm = root_of_squares_fused(running, g) if running.fusible else None
+            if norm is None:
+                norm = root_of_squares(g, running.averaged)
+            elements, samples = running.elements_of_pass, running.samples_of_pass
+            if now is not None:
+                norm, elements, samples = now.sum_pass(norm, elements, samples)
+            running.add_samples(norm, elements, samples)
         else:
             gradient = accumulated(g)
             running.add_gradient(gradient if now is None else now.mean(gradient))

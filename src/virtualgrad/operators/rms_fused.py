@@ -10,7 +10,6 @@ from virtualgrad.operators.kernels import Update, prepare
 from virtualgrad.operators.kernels_of_sums import Normalized, prepare_norm, prepare_squares
 from virtualgrad.operators.rms_settings import RMSSettings
 from virtualgrad.operators.running import Running
-from virtualgrad.operators.statistic import root_of_squares
 
 
 class Moment(NamedTuple):
@@ -63,16 +62,14 @@ def norm_sums_fused(
     return sums
 
 
-def root_of_squares_fused(running: Running, g: Tensor) -> Tensor:
-    """The root of the sum of g^2 over the averaged axes; plain torch's where there is no kernel."""
+def root_of_squares_fused(running: Running, g: Tensor) -> Tensor | None:
+    """The root of the sum of g^2 over the averaged axes."""
     axis = running.only_axis
-    if axis is not None and running.fusible:
-        known = (g.shape, g.stride(), g.dtype)
-        fused = running.kernel("squares", known, lambda: prepare_squares(g, axis))
-        if fused is not None:
-            found: Tensor = fused(g)
-            return found
-    return root_of_squares(g, running.averaged)
+    if axis is None:
+        return None
+    known = (g.shape, g.stride(), g.dtype)
+    fused = running.kernel("squares", known, lambda: prepare_squares(g, axis))
+    return None if fused is None else fused(g)
 
 
 def _count(running: Running, numbers: RMSSettings, moment: Moment) -> Update:

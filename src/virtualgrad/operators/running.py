@@ -169,22 +169,25 @@ def commit_all(sites: Sequence[Running]) -> None:
     """Make the new running means of all sites that were reached, and forget what made them."""
     compiled = [site.compiled for site in sites if site.compiled is not None]
     _copy_and_count_anew(compiled, [(kept.r, kept.candidate) for kept in compiled])
-    reached = [site for site in sites if site.elements]
-    for rho in {site.rho for site in reached}:
-        group = [site for site in reached if site.rho == rho]
+    groups: dict[float, list[Running]] = {}
+    for site in sites:
+        if site.elements:
+            groups.setdefault(site.rho, []).append(site)
+    for rho, group in groups.items():
         torch._foreach_mul_([site.r for site in group], rho)
         sampled = [site for site in group if site.norm is not None]
         norms: list[Any] = [site.norm for site in sampled]
         if sampled:
             weights = [site.weight for site in sampled]
             torch._foreach_addcmul_([site.r for site in sampled], norms, norms, weights)
-        for site in group:
+        for site in group if len(sampled) < len(group) else ():
             if site.gradient is not None:
                 weight = (1 - rho) / site.loss_scale**2
                 site.r.add_(mean_square(site.gradient, site.averaged), alpha=weight)
     for site in sites:
-        site.committed = site.committed or site.reached
-        site.begin_anew()
+        if site.elements or site.compiled is not None:
+            site.committed = True
+            site.begin_anew()
 
 
 def rollback_all(sites: Sequence[Running]) -> None:
@@ -219,11 +222,14 @@ def _copy_and_count_anew(
 
 def renew_factors(sites: Sequence[Running]) -> None:
     """Make s / sqrt(r + eps) of all sites at once, for the next backward pass."""
-    for numbers in {site.factor_of for site in sites if site.factor_of is not None}:
-        group = [site for site in sites if site.factor_of == numbers]
+    groups: dict[tuple[float, float], list[Running]] = {}
+    for site in sites:
+        if site.factor_of is not None:
+            groups.setdefault(site.factor_of, []).append(site)
+    for (scale, eps), group in groups.items():
         factors: list[Any] = [site.factor for site in group]
-        scale, eps = numbers
         torch._foreach_copy_(factors, [site.r for site in group])
         torch._foreach_add_(factors, eps)
         torch._foreach_rsqrt_(factors)
-        torch._foreach_mul_(factors, scale)
+        if scale != 1:
+            torch._foreach_mul_(factors, scale)

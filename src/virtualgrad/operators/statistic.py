@@ -7,6 +7,8 @@ from torch import Tensor
 
 from virtualgrad.operators.finite import accumulation_dtype
 
+SUMMED_AS_THEY_ARE = (torch.float32, torch.float64)
+
 
 def accumulated(g: Tensor) -> Tensor:
     """The gradient in the dtype in which it is added up."""
@@ -35,7 +37,9 @@ def _squares(g: Tensor) -> Tensor:
 
 def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The root of the same, in one pass over g (two on a CPU, which is faster there)."""
-    if g.device.type == "cpu" or g.is_complex():
+    if g.is_cpu and g.dtype in SUMMED_AS_THEY_ARE:  # as a rule there, and quickly asked
+        return g.square().sum(axes).sqrt_()
+    if g.is_cpu or g.is_complex():
         return sum_of_squares(g, axes).sqrt_()
     norm: Tensor = torch.linalg.vector_norm(g, dim=axes, dtype=accumulation_dtype(g.dtype))
     return norm

@@ -226,7 +226,7 @@ class VirtualGradientDescent(Optimizer):
                 loss = closure()
         self._look_at_groups(is_late=True)
         looks = self.nonfinite != "ignore"
-        check = GradientCheck(list(self._named_parameters()) if looks else [])
+        check = GradientCheck(self.param_groups if looks else [])
         self._transaction.begin_reduction()
         if looks and self._transaction.ranks is not None and vars(self).get("found_inf") is None:
             check.look_ahead()  # a scaler's factor would have to be undone before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -16,12 +17,12 @@ class GradientCheck:
     """Where a step meets a NaN or infinite gradient.
 
     Args:
-        named: name and parameter, in order.
+        groups: the parameter groups; their names are read where there is something to tell.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        self._named = named
-        self._names: list[str] | None = None  # of what was looked at
+    def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
+        self._groups = groups
+        self._has_looked = False
         self._check = FiniteCheck()
 
     def look_ahead(self) -> None:
@@ -38,17 +39,28 @@ class GradientCheck:
         if is_capturing():
             return []  # the host cannot look while a CUDA graph is captured or replayed
         sites = operator.witnesses()
-        values = self._gradients() if self._names is None else []
+        values = [] if self._has_looked else self._gradients()
         self._check.add([*values, *(witness for _, witness in sites)])
-        names = [*(self._names or ()), *(key for key, _ in sites)]
         found = self._check.nonfinite()
+        if not found:
+            return []
+        names = [*self._names(), *(key for key, _ in sites)]
         at_sites = [names[place] for place in found if place >= len(names) - len(sites)]
         return at_sites or [names[place] for place in found[:1]]
 
     def _gradients(self) -> list[Tensor]:
-        grads = [(name, p.grad) for name, p in self._named if p.grad is not None]
-        self._names = [name for name, _ in grads]
-        return [grad._values() if grad.is_sparse else grad for _, grad in grads]
+        found = [p.grad for group in self._groups for p in group["params"] if p.grad is not None]
+        self._has_looked = True
+        return [grad._values() if grad.is_sparse else grad for grad in found]
+
+    def _names(self) -> list[str]:
+        """The names of the parameters whose gradients were looked at."""
+        return [
+            name
+            for group in self._groups
+            for name, p in zip(group["param_names"], group["params"], strict=True)
+            if p.grad is not None
+        ]
 
 
 def nonfinite_error(places: Sequence[str]) -> NonFiniteError:

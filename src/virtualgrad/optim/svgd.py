@@ -95,9 +95,9 @@ class SVGD(VirtualGradientDescent):
                     allowed="an optimizer that lives until backward is done",
                     todo="keep the optimizer in a variable",
                 )
-            index = fixed(optimizer._group_index[site.parameters[0]])
+            index = optimizer._group_index[site.parameters[0]]
             if torch.compiler.is_compiling():
-                numbers = getattr(mirrors, mirrors.prepare(index))
+                numbers = getattr(mirrors, mirrors.prepare(fixed(index)))
                 return RMSSettings(numbers[0], numbers[1], numbers[2], numbers[3], numbers)
             group = optimizer._numbering.groups[index]
             return RMSSettings(group["scale"], group["rho"], group["eps"])

@@ -28,7 +28,11 @@ def is_wanted(ctx: Any, operand: int, edges: Any = None) -> bool:
     """
     if edges is None and torch.compiler.is_compiling():
         return bool(ctx.needs_input_grad[operand + 2])
-    node = (edges or ctx.next_functions)[operand][0]
+    return will_reach((edges or ctx.next_functions)[operand][0])
+
+
+def will_reach(node: Any) -> bool:
+    """Whether this backward pass, not a compiled one, goes on to a node of its graph."""
     if node is None:
         return False
     try:

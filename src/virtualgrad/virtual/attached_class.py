@@ -36,6 +36,7 @@ class Bound(NamedTuple):
 
     Attributes:
         module: the module; a copy that a class makes of itself by its own means is a plain one.
+        kind: that class.
         path: its name in the model.
         leaf: what its forward does, if that is known.
         own: what it calls its tracked parameters -> their names.
@@ -44,6 +45,7 @@ class Bound(NamedTuple):
     """
 
     module: nn.Module
+    kind: type[nn.Module]
     path: str
     leaf: Leaf | None
     own: Mapping[str, str]
@@ -71,15 +73,17 @@ class Classes:
         if (base, method) not in self._classes:
             run = _run_watched(self._attachment, base, method, self._bound)
             self._classes[base, method] = _subclass(self._attachment, base, method, run)
+        kind = self._classes[base, method]
         self._bound[id(module)] = Bound(
             module,
+            kind,
             path,
             leaf_of(module) if method == "forward" else None,
             self._attachment.intercept.own_parameters(module),
             tuple(attachments_in(base)),
             isinstance(module, nn.SyncBatchNorm) and method == "forward",
         )
-        return self._classes[base, method]
+        return kind
 
     def forget(self, modules: Iterable[nn.Module]) -> None:
         """Let go of some modules."""
@@ -92,6 +96,7 @@ def _run_watched(
 ) -> Callable[..., Any]:
     """The method of a class whose modules run under the interception."""
     intercept = attachment.intercept
+    run_sequence = functools.partial(intercept.run_sequence, bound)
 
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         forward = getattr(base, method)  # others may have put theirs in its place since
@@ -114,7 +119,7 @@ def _run_watched(
                     if done is not None:
                         return done
                 elif is_sequence(forward):
-                    forward = intercept.run_sequence
+                    forward = run_sequence
         if known.hides_parameters:
             forward = seen(forward, intercept, known.path)
         return attachment.call(known.path, forward, self, args, kwargs)

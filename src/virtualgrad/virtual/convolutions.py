@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.virtual.ops import Transforms, as_dtype, in_autocast, transformed_gradients
+from virtualgrad.virtual.ops import (
+    LAYER,
+    Transforms,
+    as_dtype,
+    in_autocast,
+    transformed_gradients,
+)
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -46,6 +52,18 @@ class Geometry:
         if self.transposed:
             return self.stride, self.padding, self.output_padding, self.groups, self.dilation
         return self.stride, self.padding, self.dilation, self.groups
+
+    @cached_property
+    def in_backward(self) -> tuple[Any, ...]:
+        """What ``convolution_backward`` takes between its tensors and its mask."""
+        return (
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            self.groups,
+        )
 
 
 def geometry(op: str, arguments: Mapping[str, Any]) -> Geometry | None:
@@ -100,41 +118,33 @@ class Convolution(torch.autograd.Function):
         if g is None:
             return (None,) * 5
         x, weight = ctx.saved_tensors
-        needed = (*ctx.needs_input_grad[2:4], ctx.bias is not None and ctx.needs_input_grad[4])
-        shape: Geometry = ctx.shape
+        needs, bias, shape = ctx.needs_input_grad, ctx.bias, ctx.shape
         in_rows = weight.numel() < g.numel() and not shape.transposed
         for_x, for_weight, for_bias = transformed_gradients(
-            ctx, g, ("input", "weight", "bias"), needed, 1 if in_rows else None
+            ctx,
+            g,
+            LAYER,
+            (needs[2], needs[3], bias is not None and needs[4]),
+            1 if in_rows else None,
         )
-
-        def pull_back(one: Tensor, mask: list[bool]) -> Any:
-            return _BACKWARD(
-                one,
-                as_dtype(x, g.dtype),  # autocast runs the op in g's dtype; every factor follows it
-                as_dtype(weight, g.dtype),
-                None if ctx.bias is None else ctx.bias[0],
-                shape.stride,
-                shape.padding,
-                shape.dilation,
-                shape.transposed,
-                shape.output_padding,
-                shape.groups,
-                mask,
-            )
-
+        # Autocast runs the op in g's dtype; every factor follows it, and comes back.
+        factors = as_dtype(x, g.dtype), as_dtype(weight, g.dtype), None if bias is None else bias[0]
         grad_x = grad_weight = grad_bias = None
         if for_weight is not None:  # with it, whatever is to pull back the same
             with_x = for_x is not None and for_x.g is for_weight.g
             with_bias = for_bias is not None and for_bias.g is for_weight.g
-            grad_x, grad_weight, grad_bias = pull_back(for_weight.g, [with_x, True, with_bias])
+            grad_x, grad_weight, grad_bias = _BACKWARD(
+                for_weight.g, *factors, *shape.in_backward, [with_x, True, with_bias]
+            )
             grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
         del for_weight  # and T(g) with it, before more is made
         if for_bias is not None:
             if grad_bias is None:
                 grad_bias = for_bias.g.sum([axis for axis in range(g.dim()) if axis != 1])
-            grad_bias = for_bias.scaled(as_dtype(grad_bias, ctx.bias[1]))
+            grad_bias = for_bias.scaled(as_dtype(grad_bias, bias[1]))
         if for_x is not None:
             if grad_x is None:
-                grad_x = pull_back(for_x.g, [True, False, False])[0]
+                mask = [True, False, False]
+                grad_x = _BACKWARD(for_x.g, *factors, *shape.in_backward, mask)[0]
             grad_x = as_dtype(grad_x, ctx.dtypes[0])
         return None, None, grad_x, grad_weight, grad_bias

@@ -83,7 +83,6 @@ class Intercept(Unwatched):
 
     Attributes:
         path: of the module that runs; None outside of the model.
-        is_sharded: whether tensors have to be met before they are known by a name (FSDP).
         parameters_at: site -> the parameters that its T serves; its state is saved at the first.
     """
 

@@ -20,11 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as of_all
 
-Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""The arguments of an op, by position and by name, as a layer passes them."""
-
-Arguments = Callable[[Any, Tensor], Given | None]
-"""A layer and its input -> the arguments of its op; None where forward has to find them."""
+Behind = Callable[[Any], tuple[Any, ...] | None]
+"""A layer -> what its op takes behind the input, as the layer passes it; None: ask its forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Leaf:
         layer: the class.
         name: of its one op with parameters, in torch.nn.functional.
         function: that op.
-        arguments: of it, if forward does nothing else; else None.
+        behind_input: what it takes there, if forward does nothing else; else None.
         count: what forward does beside, if anything.
         forward: of the class, as torch has written it.
         inner: the method in which a convolution's forward calls the op; None for others.
@@ -44,7 +41,7 @@ class Leaf:
     layer: type[nn.Module]
     name: str
     function: Any
-    arguments: Arguments | None
+    behind_input: Behind | None
     count: Callable[[Any], None] | None
     forward: Any
     inner: Any
@@ -54,12 +51,12 @@ class Leaf:
         cls,
         layer: type[nn.Module],
         name: str,
-        arguments: Arguments | None = None,
+        behind_input: Behind | None = None,
         count: Callable[[Any], None] | None = None,
     ) -> Leaf:
         """What the forward of a class does, with the methods that do it now."""
         inner = getattr(layer, "_conv_forward", None)
-        return cls(layer, name, vars(F)[name], arguments, count, layer.forward, inner)
+        return cls(layer, name, vars(F)[name], behind_input, count, layer.forward, inner)
 
     def is_all_of(self, module: nn.Module) -> bool:
         """Whether a layer calls this op, still torch's own, on its parameters, and does no more.
@@ -109,24 +106,36 @@ class BareLeaf:
 
         Others may have put theirs in their place, on a class or on the layer, or hooks beside.
         """
-        own, kind = vars(layer), type(layer)
         return (
-            kind.forward is self.forward
+            type(layer).forward is self.forward
             and (self.name is None or getattr(self.place, self.name) is self.function)
-            and kind.__call__ is CALL
-            and kind._call_impl is CALL_IMPL
-            and not own["_forward_hooks"]
-            and not own["_forward_pre_hooks"]
-            and own.get("_compiled_call_impl") is None
-            and "forward" not in own
-            and "_call_impl" not in own
+            and is_called_plainly(layer)
         )
 
 
-def runs_unwatched(layer: nn.Module) -> bool:
-    """Whether all that a layer does in its call is one op on its input."""
+def bare_leaf_of(layer: nn.Module) -> BareLeaf | None:
+    """What the call of a layer does, if that is one op on its input and no more; else None."""
     leaf = BARE_LEAVES.get(type(layer))
-    return leaf is not None and leaf.is_all_of(layer)
+    return leaf if leaf is not None and leaf.is_all_of(layer) else None
+
+
+def is_called_plainly(module: nn.Module) -> bool:
+    """Whether a call of a module is its forward and no more, as long as there are no hooks on all.
+
+    No hooks of its own, nothing compiled, and nothing that others have put in the way.
+    """
+    own, kind = vars(module), type(module)
+    return (
+        kind.__call__ is CALL
+        and kind._call_impl is CALL_IMPL
+        and not own["_forward_hooks"]
+        and not own["_forward_pre_hooks"]
+        and not own["_backward_hooks"]
+        and not own["_backward_pre_hooks"]
+        and own.get("_compiled_call_impl") is None
+        and "forward" not in own
+        and "_call_impl" not in own
+    )
 
 
 def is_sequence(forward: Any) -> bool:
@@ -134,9 +143,19 @@ def is_sequence(forward: Any) -> bool:
     return forward is SEQUENCE
 
 
-def has_hooks_on_all() -> bool:
-    """Whether there are hooks that torch runs beside every module's forward."""
-    return bool(of_all._global_forward_hooks or of_all._global_forward_pre_hooks)
+def may_skip_calls() -> bool:
+    """Whether modules that are called plainly may be run by their forward.
+
+    There are no hooks that torch runs beside every module, and nobody writes down who calls whom.
+    """
+    return not (
+        torch.autograd.profiler._is_profiler_enabled
+        or of_all._global_forward_hooks
+        or of_all._global_forward_pre_hooks
+        or of_all._global_backward_hooks
+        or of_all._global_backward_pre_hooks
+        or torch._C._get_tracing_state()
+    )
 
 
 def leaf_of(module: nn.Module) -> Leaf | None:
@@ -144,18 +163,18 @@ def leaf_of(module: nn.Module) -> Leaf | None:
     return LEAVES.get(type(module))
 
 
-def _of_linear(layer: Any, x: Tensor) -> Given:
+def _of_linear(layer: Any) -> tuple[Any, ...]:
     parameters = layer._parameters
-    return (x, parameters["weight"], parameters["bias"]), {}
+    return parameters["weight"], parameters["bias"]
 
 
-def _of_convolution(layer: Any, x: Tensor) -> Given:
+def _of_convolution(layer: Any) -> tuple[Any, ...]:
     parameters = layer._parameters
-    tensors = (x, parameters["weight"], parameters["bias"])
-    return (*tensors, layer.stride, layer.padding, layer.dilation, layer.groups), {}
+    weight, bias = parameters["weight"], parameters["bias"]
+    return weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups
 
 
-def _of_batch_norm(layer: Any, x: Tensor) -> Given | None:
+def _of_batch_norm(layer: Any) -> tuple[Any, ...] | None:
     buffers, parameters, training = layer._buffers, layer._parameters, layer.training
     if "running_mean" not in buffers or "running_var" not in buffers:
         return None
@@ -165,13 +184,9 @@ def _of_batch_norm(layer: Any, x: Tensor) -> Given | None:
     by_batch = training or (mean is None and variance is None)
     if training and not layer.track_running_stats:
         mean = variance = None
-    return (x, mean, variance), {
-        "weight": parameters["weight"],
-        "bias": parameters["bias"],
-        "training": by_batch,
-        "momentum": layer.momentum,  # None, for which forward finds another: as never run before
-        "eps": layer.eps,
-    }
+    # momentum may be None, for which forward finds another: as never run before
+    weight, bias = parameters["weight"], parameters["bias"]
+    return mean, variance, weight, bias, by_batch, layer.momentum, layer.eps
 
 
 def _count_batch(layer: Any) -> None:

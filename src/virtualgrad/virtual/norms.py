@@ -15,14 +15,13 @@ from torch import Tensor
 from virtualgrad.operators.kernels_of_sums import Normalized
 from virtualgrad.virtual.asked import is_wanted
 from virtualgrad.virtual.ops import (
+    LAYER,
     Incoming,
     Transforms,
     as_dtype,
     asked_of,
     transformed_gradients,
 )
-
-OPERANDS = ("input", "weight", "bias")
 
 _BACKWARD = torch.ops.aten._batch_norm_impl_index_backward.default
 
@@ -63,9 +62,9 @@ class BatchNorm(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         """Run the batch norm."""
-        ctx.operands = OPERANDS
+        ctx.operands = LAYER
         if weight is None or bias is None:
-            given = zip(OPERANDS, (x, weight, bias), strict=True)
+            given = zip(LAYER, (x, weight, bias), strict=True)
             ctx.operands = tuple(name for name, tensor in given if tensor is not None)
         sigma, mean, deviation, reserve, kernel = torch._batch_norm_impl_index(
             x,
@@ -122,14 +121,14 @@ class BatchNorm(torch.autograd.Function):
 
 def _incoming(ctx: Any, g: Tensor, needed: list[bool]) -> list[Incoming | None]:
     """What input, weight and bias are to pull back, whichever of them there are."""
-    if ctx.operands is OPERANDS:
-        return transformed_gradients(ctx, g, OPERANDS, needed, row_axis=1)
-    is_needed = dict(zip(OPERANDS, needed, strict=True))
+    if ctx.operands is LAYER:
+        return transformed_gradients(ctx, g, LAYER, needed, row_axis=1)
+    is_needed = dict(zip(LAYER, needed, strict=True))
     pulled = transformed_gradients(
         ctx, g, ctx.operands, [is_needed[name] for name in ctx.operands], row_axis=1
     )
     incoming = dict(zip(ctx.operands, pulled, strict=True))
-    return [incoming.get(name) for name in OPERANDS]
+    return [incoming.get(name) for name in LAYER]
 
 
 def _sums(ctx: Any, g: Tensor, normalized: Normalized) -> Tensor | None:

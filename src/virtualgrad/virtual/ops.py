@@ -21,7 +21,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from virtualgrad.errors import DoubleBackwardError
 from virtualgrad.operators.kernels_of_sums import Normalized
-from virtualgrad.virtual.asked import Asked, asked_behind, is_wanted
+from virtualgrad.virtual.asked import Asked, asked_behind, is_wanted, will_reach
 from virtualgrad.virtual.tracking import Pass
 
 CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
@@ -47,6 +47,9 @@ class Transform(Protocol):
     ) -> Tensor | None:
         """Return the gradients of a batch norm's weight and bias, as rows; None without kernel."""
 
+
+LAYER = ("input", "weight", "bias")
+"""The operands of the op of a layer."""
 
 Transforms = dict[str, Transform]
 """Argument of an op -> its T. Arguments that are not in it get the true g."""
@@ -172,8 +175,15 @@ def transformed_gradients(
             multiply their gradients instead of g.
     """
     transforms: Transforms = ctx.transforms
-    begin_backward(transforms.values())
+    transform: Transform | None
     edges = ctx.next_functions  # made anew at every look
+    if arguments is LAYER and _is_plain_pass(transforms, needed, edges):
+        transform = transforms["weight"]
+        plain = Incoming(g)
+        made = Incoming(*transform.product_or_rows(g, row_axis))
+        for_bias = made if "bias" in transforms else plain
+        return [plain if needed[0] else None, made, for_bias if needed[2] else None]
+    begin_backward(transforms.values())
     incoming: list[Incoming | None] = [None] * len(arguments)
     for operand, (argument, is_needed) in enumerate(zip(arguments, needed, strict=False)):
         if not is_needed:
@@ -191,6 +201,24 @@ def transformed_gradients(
             done = Incoming(*transform.product_or_rows(g, row_axis, asked))
         incoming[operand] = done
     return incoming
+
+
+def _is_plain_pass(transforms: Transforms, needed: Sequence[bool], edges: Any) -> bool:
+    """Whether this is the plainest pass of all through a layer: the one of a training step.
+
+    A T for the weight, which is wanted, and the same or none for the bias; the input an activation;
+    a graph that is not kept, and was not. Any other pass takes the long way, to the same result.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    transform = transforms.get("weight")
+    if transform is None or not needed[1] or "input" in transforms:
+        return False
+    if transform.current.kept or _get_current_graph_task_keep_graph():
+        return False
+    if transforms.get("bias", transform) is not transform or not will_reach(edges[1][0]):
+        return False
+    return not needed[2] or "bias" not in transforms or will_reach(edges[2][0])
 
 
 def in_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

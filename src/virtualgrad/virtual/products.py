@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.virtual.ops import Transforms, as_dtype, in_autocast, transformed_gradients
+from virtualgrad.virtual.ops import (
+    LAYER,
+    Transforms,
+    as_dtype,
+    in_autocast,
+    transformed_gradients,
+)
 
 
 class Linear(torch.autograd.Function):
@@ -43,9 +49,7 @@ class Linear(torch.autograd.Function):
         needed = [*ctx.needs_input_grad[1:3], ctx.dtypes[2] is not None and ctx.needs_input_grad[3]]
         in_rows = ctx.size < g.numel() and "input" not in ctx.transforms  # x has no such rows
         row_axis = g.dim() - 1 if in_rows else None
-        for_x, for_weight, for_bias = transformed_gradients(
-            ctx, g, ("input", "weight", "bias"), needed, row_axis
-        )
+        for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, row_axis)
         # Autocast runs the product in g's dtype; every factor follows it, and comes back.
         grad_x = grad_weight = grad_bias = None
         if for_weight is not None:
@@ -122,7 +126,7 @@ def _of_products(g: Tensor, left: torch.Size, right: torch.Size) -> Tensor:
 
 
 PRODUCTS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "linear": (Linear, ("input", "weight", "bias")),
+    "linear": (Linear, LAYER),
     "matmul": (Matmul, ("input", "other")),
 }
 """op -> its Function, and the names of its operands."""

@@ -7,6 +7,7 @@ the op: a few comparisons instead of a search.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,9 +94,7 @@ class Layer:
         apply: runs the Function: (transforms, input) -> sigma.
         weight: among the tensors; through ``.data`` its shape may change, and sigma's with it.
         parts: situation -> parts of the site.
-        in_a_row: the position behind which there are only options, if that is all of them: numbers
-            and tuples of numbers, as layers of torch.nn pass them.
-        values: those options.
+        behind_input: all arguments but the first, in order.
     """
 
     key: str
@@ -103,9 +102,8 @@ class Layer:
     options: tuple[tuple[Place, Any], ...]
     apply: Callable[[Transforms, Tensor], Tensor]
     weight: Tensor
+    behind_input: tuple[Any, ...]
     parts: dict[Situation, list[Part]] = field(default_factory=dict)
-    in_a_row: int | None = None
-    values: tuple[Any, ...] = ()
 
     @classmethod
     def of(
@@ -115,11 +113,8 @@ class Layer:
         others = behind_input(args, kwargs)
         tensors = [(at, t, t.requires_grad) for at, t in others if isinstance(t, Tensor)]
         options = [(at, value) for at, value in others if not isinstance(value, Tensor)]
-        layer = cls(key, tuple(tensors), tuple(options), apply, weight)
-        begin = len(args) - len(options)
-        if not kwargs and [at for at, _ in options] == list(range(begin, len(args))):
-            layer.in_a_row, layer.values = begin, args[begin:]
-        return layer
+        behind = tuple(value for _, value in others)
+        return cls(key, tuple(tensors), tuple(options), apply, weight, behind)
 
     def run(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, current: Pass, batch_dim: int
@@ -130,6 +125,23 @@ class Layer:
         x = args[0]
         if type(x) is not Tensor and isinstance(x, nn.Parameter):  # a question with a long answer
             return None
+        return self._run(x, current, batch_dim)
+
+    def run_again(
+        self, behind_input: tuple[Any, ...], x: Tensor, current: Pass, batch_dim: int
+    ) -> Tensor | None:
+        """Run the op of a layer of torch.nn; None if not all is the very same behind its input."""
+        if len(behind_input) != len(self.behind_input):
+            return None
+        if not all(map(operator.is_, behind_input, self.behind_input)):
+            return None
+        for _, tensor, wanted in self.tensors:
+            if tensor.requires_grad is not wanted:
+                return None
+        return self._run(x, current, batch_dim)
+
+    def _run(self, x: Tensor, current: Pass, batch_dim: int) -> Tensor | None:
+        """Run the op on an input, if this was its situation before."""
         number = current.uses.get(self.key, 0)
         situation = (number, self.weight.shape, x.shape, x.dtype, current.batch_size, batch_dim)
         parts = self.parts.get(situation)
@@ -137,8 +149,8 @@ class Layer:
             return None
         current.uses[self.key] = number + 1
         transforms: Transforms = {}
-        for site, operator, arguments in parts:
-            transform = Transform(operator, site, current)
+        for site, acting, arguments in parts:
+            transform = Transform(acting, site, current)
             for argument in arguments:
                 transforms[argument] = transform
         return self.apply(transforms, x)
@@ -151,8 +163,6 @@ class Layer:
             given = argument(place, args, kwargs)
             if given is not tensor or tensor.requires_grad is not wanted:
                 return False
-        if not kwargs and self.in_a_row is not None and args[self.in_a_row :] == self.values:
-            return True  # as a rule, at once
         for place, option in self.options:
             given = argument(place, args, kwargs)
             if given is not option and (isinstance(given, Tensor) or given != option):

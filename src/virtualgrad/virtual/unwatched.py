@@ -5,8 +5,10 @@ Which they are :mod:`.leaves` knows, how they ran before :mod:`.memories`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch._C import (
     _len_torch_function_stack,
@@ -15,11 +17,20 @@ from torch._C import (
 )
 from torch.overrides import TorchFunctionMode
 
-from virtualgrad.virtual.leaves import Leaf, has_hooks_on_all, runs_unwatched
+from virtualgrad.virtual.leaves import (
+    BareLeaf,
+    Leaf,
+    bare_leaf_of,
+    is_called_plainly,
+    may_skip_calls,
+)
 from virtualgrad.virtual.memories import Memories
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
 from virtualgrad.virtual.remembered import LeftOut
+
+if TYPE_CHECKING:
+    from virtualgrad.virtual.attached_class import Bound
 
 
 class Unwatched(TorchFunctionMode):
@@ -32,9 +43,11 @@ class Unwatched(TorchFunctionMode):
 
     Attributes:
         path: of the module that runs; None outside of the model.
+        is_sharded: whether tensors have to be met before they are known by a name (FSDP).
         sees_all_ops: whether it wants to see ops that meet no parameter as well.
     """
 
+    is_sharded = False
     sees_all_ops = False
 
     def __init__(self, tracked: TrackedParameters, passes: Passes, batch_dim: int) -> None:
@@ -62,39 +75,55 @@ class Unwatched(TorchFunctionMode):
             if mode is not self:
                 return None
             current = self.passes.current
-            if type(memory) is LeftOut:
+            if isinstance(memory, LeftOut):
                 return forward(module, x) if memory.counts_for(module, current) else None
-            given = None if leaf.arguments is None else leaf.arguments(module, x)
-            if given is None:
+            behind = None if leaf.behind_input is None else leaf.behind_input(module)
+            if behind is None:
                 return None
-            sigma = memory.run(leaf.function, *given, current, self.batch_dim)
+            sigma = memory.run_again(behind, x, current, self.batch_dim)
             if sigma is not None and leaf.count is not None:
                 leaf.count(module)
             return sigma
         finally:
             _push_on_torch_function_stack(mode)
 
-    def run_sequence(self, sequence: nn.Sequential, x: Any) -> Any:
-        """Run the modules of an nn.Sequential, and unwatched those that have no parameters."""
-        may_skip = not self.sees_all_ops and not has_hooks_on_all()
+    def run_sequence(self, bound: Mapping[int, Bound], sequence: nn.Sequential, x: Any) -> Any:
+        """Run the modules of an nn.Sequential; layers of torch.nn go straight to their forward.
+
+        Args:
+            bound: id of a module -> what is known of it, for all that have parameters.
+            sequence: the modules.
+            x: the input of the first.
+        """
+        may_skip = not self.sees_all_ops and not self.is_sharded and may_skip_calls()
         for module in sequence:
-            if may_skip and runs_unwatched(module) and self._is_activation(x):
-                x = self._run_unwatched(module, x)
-            else:
-                x = module(x)
+            done = self._run_forward(bound, module, x) if may_skip else None
+            x = module(x) if done is None else done
         return x
 
-    def _run_unwatched(self, module: nn.Module, x: Tensor) -> Any:
-        """Run a module with the interception off, unless another mode is on, too."""
+    def _run_forward(self, bound: Mapping[int, Bound], module: nn.Module, x: Any) -> Any:
+        """Run a layer of torch.nn by its forward, with the interception off; None if not so."""
+        if not self._is_activation(x) or not torch.is_grad_enabled():
+            return None
+        known = bound.get(id(module))
+        if known is None:
+            leaf = bare_leaf_of(module)
+            return None if leaf is None else self._run_bare(leaf, module, x)
+        if known.leaf is None or type(module) is not known.kind or known.module is not module:
+            return None  # no layer of torch.nn, or a second optimizer has its parameters, too
+        if not is_called_plainly(module):
+            return None
+        return self.run_leaf(known.leaf, known.path, known.leaf.forward, module, x)
+
+    def _run_bare(self, leaf: BareLeaf, module: nn.Module, x: Tensor) -> Any:
+        """Run a layer without parameters with the interception off; None if others watch, too."""
         if _len_torch_function_stack() != 1:
-            return module(x)
+            return None
         mode = _pop_torch_function_stack()
         try:
-            if mode is self:
-                return module(x)
+            return leaf.forward(module, x) if mode is self else None
         finally:
             _push_on_torch_function_stack(mode)
-        return module(x)
 
     def _is_activation(self, x: Any) -> bool:
         """Whether an input is a plain tensor, and no parameter in another guise."""
