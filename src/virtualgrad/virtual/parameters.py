@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from virtualgrad.compiling import settled_while_tracing
-from virtualgrad.virtual.ops import tensors_in
+from virtualgrad.virtual.ops import CONTAINERS, tensors_in
 from virtualgrad.virtual.tracking import View
 
 
@@ -87,10 +87,10 @@ class TrackedParameters:
         for value in arguments:
             if id(value) in names or id(value) in views:
                 return True
-            if isinstance(value, tuple | list | dict) and (
+            if isinstance(value, CONTAINERS) and (
                 isinstance(value, dict)
                 or any(
-                    id(item) in names or id(item) in views or isinstance(item, tuple | list | dict)
+                    id(item) in names or id(item) in views or isinstance(item, CONTAINERS)
                     for item in value
                 )
             ):
