@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from devices import DEVICES
+from torch import Tensor, nn
 
-from virtualgrad import Site, errors, operators
-from virtualgrad.operators import RMS, Clip, Normalize, Sign, StatefulOperator, compose, on_sigma
+from virtualgrad import SVGD, Site, errors, operators
+from virtualgrad.operators import (
+    RMS,
+    Clip,
+    Normalize,
+    Sign,
+    StatefulOperator,
+    compose,
+    kernels,
+    on_sigma,
+)
 from virtualgrad.sites import read_layout
 
 
@@ -151,3 +161,30 @@ def test_compose_applies_the_rightmost_first(g: Tensor) -> None:
     assert isinstance(nested, StatefulOperator)
     nested(g * float("inf"), where)
     assert nested.nonfinite_sites() == [where.key]
+
+
+class Row(nn.Module):
+    """A product with a vector: sigma is a number for each sample, and r a single one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.row
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_single_r_is_not_rounded_to_half_precision(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its factor, 1 / sqrt(0 + eps), is a million, which float16 does not hold."""
+    monkeypatch.setattr(kernels, "may_launch", lambda device: False)
+    model = Row().half().to(device)
+    tiny = 2.0**-20
+    with SVGD(model, 1.0, stale=True, per_sample=False, eps=1e-12):
+        (model(torch.ones(4, 3, device=device).half()) * tiny).sum().backward()
+    assert model.row.grad is not None
+    torch.testing.assert_close(
+        model.row.grad.cpu().float(), torch.full((3,), 4e6 * tiny), rtol=1e-3, atol=0
+    )

@@ -44,6 +44,7 @@ from virtualgrad.operators.rms_settings import (
     RMSSettings,
     factor_by,
     require_bools,
+    require_same_kind,
     require_same_shape,
 )
 from virtualgrad.operators.running import Running
@@ -117,13 +118,15 @@ class RMS(RunningMeans):
         return self._product_at(self._find(g, site), g, numbers)
 
     def _product_at(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
-        viewed = g if running.view is None else g.reshape(running.view)
+        viewed = _viewed(g, running)
         product = None
         if running.fusible and self._may_fuse(running):
             product = transform_fused(running, viewed, numbers, self._moment)
         if product is None:
             factor = self._gather(running, viewed, numbers)
-            if running.averaged != (0,):  # or else r stands beside g as it is
+            # Or else r stands beside g as it is, but for a single number: of that torch takes no
+            # notice where it chooses the precision of a product.
+            if running.averaged != (0,) or factor.dim() == 0:
                 factor = factor.view(running.broadcast_shape)
             product = _product(viewed, factor)
         return product if running.view is None else product.view(g.shape)
@@ -216,11 +219,14 @@ class RMS(RunningMeans):
         axes = layout.averaged_axes(self.share_positions)
         like = viewed[tuple(0 if axis in axes else slice(None) for axis in range(viewed.dim()))]
         running = self.sites.find_or_begin(site.key, like, g.dtype)
+        sampled = layout.sample_axis is not None
+        if running.elements:
+            require_same_kind(site.key, sampled_before=running.sampled, sampled=sampled)
         require_same_shape(site.key, like.shape, running.r.shape, shared=self.share_positions)
         running.site = site
         running.view = None if layout.view == tuple(g.shape) else layout.view
         running.averaged = axes
-        running.sampled = layout.sample_axis is not None
+        running.sampled = sampled
         running.elements_of_pass = prod(layout.view[axis] for axis in axes)
         running.samples_of_pass = layout.samples
         running.broadcast_shape = layout.broadcast_shape(self.share_positions)

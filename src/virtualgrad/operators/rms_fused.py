@@ -63,7 +63,7 @@ def norm_sums_fused(
 
 
 def root_of_squares_fused(running: Running, g: Tensor) -> Tensor | None:
-    """The root of the sum of g^2 over the averaged axes."""
+    """The root of the sum of g^2 over the averaged axes, where they are all but one."""
     axis = running.only_axis
     if axis is None:
         return None

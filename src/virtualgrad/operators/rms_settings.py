@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from virtualgrad.errors import HyperparameterError
+from virtualgrad.errors import HyperparameterError, ShapeChangedError
 from virtualgrad.operators.base import require_shape
 
 
@@ -61,3 +61,14 @@ def require_same_shape(
     ``shared``: whether share_positions is on, so that it is no way out.
     """
     require_shape(key, found, kept, SHARED_ALREADY if shared else ONE_PER_POSITION)
+
+
+def require_same_kind(key: str, *, sampled_before: bool, sampled: bool) -> None:
+    """Raise if one step is to learn from a batch and from an input without one at the same site."""
+    if sampled_before != sampled:
+        raise ShapeChangedError.of(
+            given=f"sigma at {key} {'with' if sampled else 'without'} samples, "
+            f"{'without' if sampled else 'with'} them in an earlier pass of this step",
+            allowed="all passes of a step with a batch, or all without",
+            todo="give a single input a batch of one (x[None]), or make a step in between",
+        )

@@ -180,7 +180,7 @@ def commit_all(sites: Sequence[Running]) -> None:
         if sampled:
             weights = [site.weight for site in sampled]
             torch._foreach_addcmul_([site.r for site in sampled], norms, norms, weights)
-        for site in group if len(sampled) < len(group) else ():
+        for site in group:
             if site.gradient is not None:
                 weight = (1 - rho) / site.loss_scale**2
                 site.r.add_(mean_square(site.gradient, site.averaged), alpha=weight)

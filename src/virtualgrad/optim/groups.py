@@ -81,7 +81,18 @@ class Numbering:
         self._seen: list[dict[str, Any]] = []
 
     def renew(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Look at the groups as they are now; without a change it costs a comparison for each."""
+        """Look at the groups as they are now; without a change it costs a comparison for each.
+
+        Raise where parameters have come to the list of a group, which T does not know.
+        """
+        for group in groups:
+            if len(group["params"]) != len(group["param_names"]):
+                raise ModelError.of(
+                    given=f"a parameter group with {len(group['params'])} parameters and "
+                    f"{len(group['param_names'])} names",
+                    allowed="a name for each parameter: T finds the settings of a layer by it",
+                    todo="add parameters by optimizer.add_param_group({'params': ...})",
+                )
         if len(groups) == len(self._seen) and all(map(operator.is_, groups, self._seen)):
             return
         self._seen = list(groups)

@@ -125,6 +125,8 @@ class Attachment:
     def _batch_size(self, module: nn.Module, args: Any, kwargs: Any) -> int | None:
         """The number of samples in the inputs of a pass, if there are any."""
         batch_dim = fixed(self.intercept.batch_dim)
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and args[0].dim() > batch_dim:
+            return args[0].shape[batch_dim]  # as a rule
         size = batch_size((args, kwargs), batch_dim)
         if size is None and not is_recomputing():
             found = tensors_of((args, kwargs), True)

@@ -36,7 +36,8 @@ class Bound(NamedTuple):
 
     Attributes:
         module: the module; a copy that a class makes of itself by its own means is a plain one.
-        kind: that class.
+        kind: the class that it was given.
+        run: the method of that class by which it runs.
         path: its name in the model.
         leaf: what its forward does, if that is known.
         own: what it calls its tracked parameters -> their names.
@@ -46,6 +47,7 @@ class Bound(NamedTuple):
 
     module: nn.Module
     kind: type[nn.Module]
+    run: Any
     path: str
     leaf: Leaf | None
     own: Mapping[str, str]
@@ -77,6 +79,7 @@ class Classes:
         self._bound[id(module)] = Bound(
             module,
             kind,
+            vars(kind)[method],
             path,
             leaf_of(module) if method == "forward" else None,
             self._attachment.intercept.own_parameters(module),

@@ -23,14 +23,7 @@ def batch_size(arguments: Any, batch_dim: int) -> int | None:
 
     A size of one counts only if no input has another: it may be a value for the whole batch.
     Objects of no known kind may hold anything, and are asked if nothing else has a size.
-
-    Args:
-        arguments: by position and by name, as a pair.
-        batch_dim: the axis of the inputs that counts samples.
     """
-    args, kwargs = arguments
-    if len(args) == 1 and not kwargs and type(args[0]) is Tensor and args[0].dim() > batch_dim:
-        return args[0].shape[batch_dim]  # as a rule
     size = _batch_size(tensors_of(arguments), batch_dim)
     return _batch_size(tensors_of(arguments, True), batch_dim) if size is None else size
 

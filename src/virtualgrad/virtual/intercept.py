@@ -144,7 +144,7 @@ class Intercept(Unwatched):
         kwargs = kwargs or {}
         compiling = torch.compiler.is_compiling()  # which has no time to save, but guards to avoid
         if not compiling and not self.tracked.may_be_among((*args, *kwargs.values())):
-            return func(*args, **kwargs)
+            return self._other(func, args, kwargs) if self.sees_all_ops else func(*args, **kwargs)
         kind = kind_of(func)
         if kind == "linear":
             rule = LINEAR[func]

@@ -5,7 +5,8 @@ such as batch norm. So a layer that can run as it was run before (:mod:`.memorie
 it goes straight to its op, or, where T leaves it out, runs its own forward with the mode off. Nor
 is a layer without parameters, such as ReLU, in an nn.Sequential: all that its op meets is its
 input. (By itself in the forward of a module it is watched: it keeps the class by which users know
-it, and with it a forward that knows nothing of us.)
+it, and with it a forward that knows nothing of us.) In an nn.Sequential such layers, of both kinds,
+are not even called: where a call would be their forward and no more, that is run.
 """
 
 from __future__ import annotations
@@ -265,7 +266,13 @@ def _is_torchs_own(layer: type[nn.Module], method: Any) -> bool:
     return any(getattr(method, "__globals__", None) is one for one in written_in)
 
 
-CALL, CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
+def method_of_all(method: Any) -> Any:
+    """A method of nn.Module, if it is torch's own; else what no method is."""
+    return method if getattr(method, "__globals__", None) is vars(of_all) else object()
+
+
+CALL = method_of_all(nn.Module.__call__)
+CALL_IMPL = method_of_all(nn.Module._call_impl)
 SEQUENCE = (
     nn.Sequential.forward if _is_torchs_own(nn.Sequential, nn.Sequential.forward) else object()
 )

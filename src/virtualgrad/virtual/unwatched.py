@@ -95,9 +95,11 @@ class Unwatched(TorchFunctionMode):
             sequence: the modules.
             x: the input of the first.
         """
-        may_skip = not self.sees_all_ops and not self.is_sharded and may_skip_calls()
+        may_skip = not self.sees_all_ops and not self.is_sharded
         for module in sequence:
-            done = self._run_forward(bound, module, x) if may_skip else None
+            done = None
+            if may_skip and may_skip_calls():  # others may have come since the last module
+                done = self._run_forward(bound, module, x)
             x = module(x) if done is None else done
         return x
 
@@ -111,7 +113,7 @@ class Unwatched(TorchFunctionMode):
             return None if leaf is None else self._run_bare(leaf, module, x)
         if known.leaf is None or type(module) is not known.kind or known.module is not module:
             return None  # no layer of torch.nn, or a second optimizer has its parameters, too
-        if not is_called_plainly(module):
+        if known.kind.forward is not known.run or not is_called_plainly(module):
             return None
         return self.run_leaf(known.leaf, known.path, known.leaf.forward, module, x)
 
