@@ -204,14 +204,13 @@ def _copy_and_count_anew(
     """Copy the second of each pair into the first, and set what compiled passes count to zero.
 
     In one launch, since a small network's step is short; but for large tensors, which a launch of
-    their own copies at twice the speed. On a GPU that is a product with one, the same numbers to
-    the last bit: ``copy_`` hands them to the driver, which takes twice as long in a CUDA graph.
+    their own copies at twice the speed.
     """
     if not compiled:
         return
     for target, source in pairs:
         if target.numel() >= LARGE:
-            torch.mul(source, 1, out=target) if target.is_cuda else target.copy_(source)
+            target.copy_(source)
     pairs = [pair for pair in pairs if pair[0].numel() < LARGE]
     zeroed = [(kept.counts, kept.graphs.zeros) for kept in compiled]
     targets, sources = zip(*pairs, *zeroed, strict=True)
