@@ -1,14 +1,17 @@
-"""What an eager step must cost where convolutions are Functions of Python, whatever SVGD adds.
+"""What an eager step must cost where layers are Functions of Python, whatever SVGD adds.
 
-    python results/bench/python_floor.py > results/bench/profiles/python-floor-cuda.txt
+    python results/bench/python_floor.py cuda > results/bench/profiles/python-floor-cuda.txt
+    python results/bench/python_floor.py cpu > results/bench/profiles/python-floor-cpu.txt
 
-VGG and ResNet-20 of the paper on a GPU, float32, channels-last, batch 128, in turns:
+VGG and ResNet-20 of the paper on a GPU, float32, channels-last, batch 128, or the MLP on two cores
+of a CPU, batch 32; in turns:
 
 * ``SGD``: torch.optim.SGD;
-* ``Function``: the same, each convolution by a Function that calls what torch's own calls;
-* ``Function, T``: it also launches SVGD's kernel, kept from the first step, and pulls T(g) back
-  into the weight and g into the input: two calls in place of one. Nothing is looked up, checked,
-  counted, committed or looked at for NaN;
+* ``Function``: the same, each convolution and linear layer by a Function that calls what torch's
+  own calls;
+* ``Function, T``: it also makes T(g), on a GPU by SVGD's kernel, kept from the first step, and
+  pulls it back into the weight and g into the input. Nothing is looked up, checked, counted,
+  committed or looked at for NaN;
 * ``SVGD released``, with and without the look for NaN.
 
 Printed are milliseconds a step, the ratio to SGD (medians of rounds of 10 steps), and the host's
@@ -17,6 +20,7 @@ time in forward, backward and step().
 
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,10 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from virtualgrad import SVGD
-from virtualgrad.lab.networks import VGG, ResNet20
+from virtualgrad.lab.networks import MLP, VGG, ResNet20
 from virtualgrad.operators.kernels import Update, prepare
 
-ROUNDS, STEPS, WARM_UP, BATCH = 15, 10, 10, 128
+ROUNDS, STEPS, WARM_UP = 40, 10, 10
 KNOWN = Update(rho=1.0, weight=0.0, scale=1.0, eps=1e-6)
 
 Step = Callable[[], list[float]]
@@ -64,14 +68,39 @@ class Convolved(torch.autograd.Function):
         return None, of_x, of_weight, of_bias
 
 
+class Multiplied(torch.autograd.Function):
+    """A linear layer as torch's own, or with T(g) for the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Run the product."""
+        ctx.save_for_backward(x, weight)
+        ctx.layer = layer
+        sigma: Tensor = torch._C._nn.linear(x, weight, bias)
+        return sigma
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        """Return the gradients of x, weight and bias."""
+        x, weight = ctx.saved_tensors
+        product = g if ctx.layer.transform is None else ctx.layer.transform(g)
+        of_x = g @ weight if ctx.needs_input_grad[1] else None
+        return None, of_x, product.t() @ x, g.sum(0)
+
+
 class Transform:
-    """T of one layer, with nothing around its kernel."""
+    """T of one layer, with nothing around its kernel, or, on a CPU, its four ops."""
 
     def __init__(self) -> None:
         self.kernel: Any = None
 
     def __call__(self, g: Tensor) -> Tensor:
         """Return T(g)."""
+        if g.is_cpu:
+            if self.kernel is None:
+                self.kernel = torch.ones_like(g[0])
+            self.norm = g.square().sum(0).sqrt_()
+            return g * self.kernel
         if self.kernel is None:
             self.r = torch.ones_like(g[0])
             self.kernel = prepare(g, self.r, (0,), known=True)
@@ -91,11 +120,25 @@ class Convolution(nn.Conv2d):
         return sigma
 
 
+class Product(nn.Linear):
+    """A layer that runs the Function."""
+
+    transform: Transform | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the product."""
+        sigma: Tensor = Multiplied.apply(self, x, self.weight, self.bias)
+        return sigma
+
+
+FUNCTIONS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: Convolution, nn.Linear: Product}
+
+
 def by_functions(model: nn.Module, *, transformed: bool) -> torch.optim.Optimizer:
-    """Let a model's convolutions be Functions, and descend with SGD."""
+    """Let a model's layers be Functions, and descend with SGD."""
     for layer in model.modules():
-        if type(layer) is nn.Conv2d:
-            layer.__class__ = Convolution
+        if type(layer) in FUNCTIONS:
+            layer.__class__ = FUNCTIONS[type(layer)]  # type: ignore[assignment]
             if transformed:
                 layer.transform = Transform()  # type: ignore[assignment]
     return torch.optim.SGD(model.parameters(), 1e-6)
@@ -113,10 +156,14 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 def trainer(network: type[nn.Module], optimizer_of: Callable[..., torch.optim.Optimizer]) -> Step:
     """A function that makes one step; it returns the seconds of forward, backward and step()."""
     torch.manual_seed(0)
-    model = network().cuda().to(memory_format=torch.channels_last)
+    if network is MLP:
+        model: nn.Module = network()
+        x, y = torch.randn(32, 1, 28, 28), torch.randint(10, (32,))
+    else:
+        model = network().cuda().to(memory_format=torch.channels_last)
+        x = torch.randn(128, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+        y = torch.randint(10, (128,), device="cuda")
     optimizer = optimizer_of(model)
-    x = torch.randn(BATCH, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
-    y = torch.randint(10, (BATCH,), device="cuda")
 
     def step() -> list[float]:
         times = [time.perf_counter()]
@@ -134,6 +181,12 @@ def trainer(network: type[nn.Module], optimizer_of: Callable[..., torch.optim.Op
     return step
 
 
+def wait() -> None:
+    """Let a GPU do all its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def measure(network: type[nn.Module]) -> None:
     """Print a line for each way to train a network."""
     steps = {name: trainer(network, optimizer) for name, optimizer in OPTIMIZERS.items()}
@@ -141,10 +194,10 @@ def measure(network: type[nn.Module]) -> None:
     parts: dict[str, list[list[float]]] = {name: [] for name in steps}
     for number in range(ROUNDS):
         for name in list(steps) if number % 2 == 0 else list(steps)[::-1]:
-            torch.cuda.synchronize()
+            wait()
             begin = time.perf_counter()
             parts[name] += [steps[name]() for _ in range(STEPS)]
-            torch.cuda.synchronize()
+            wait()
             rounds[name].append((time.perf_counter() - begin) / STEPS)
     for name, seconds in rounds.items():
         ratios = [own / sgd for own, sgd in zip(seconds, rounds["SGD"], strict=True)]
@@ -159,6 +212,8 @@ def measure(network: type[nn.Module]) -> None:
 if __name__ == "__main__":
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = True
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
-    for each in (VGG, ResNet20):
+    on_cpu = sys.argv[1:] == ["cpu"]
+    torch.set_num_threads(2)
+    print(f"torch {torch.__version__}, {'CPU' if on_cpu else torch.cuda.get_device_name()}")
+    for each in (MLP,) if on_cpu else (VGG, ResNet20):
         measure(each)
