@@ -284,7 +284,8 @@ class RMS(RunningMeans):
         if running.compiled is not None:
             return factor_by(running.r if self.stale else running.compiled.candidate, numbers)
         if not self.stale:
-            return running.updated().add_(numbers.eps).rsqrt_().mul_(numbers.scale)
+            factor = running.updated().add_(numbers.eps).rsqrt_()
+            return factor if numbers.scale == 1 else factor.mul_(numbers.scale)
         wanted = (numbers.scale, numbers.eps)
         if running.factor is None or running.factor_of != wanted:
             running.factor = (running.r + numbers.eps).rsqrt_().mul_(numbers.scale)
