@@ -150,3 +150,39 @@ def test_released_method_is_the_same_method_in_other_units() -> None:
 
 def released_choice(site: object) -> bool:
     return site.op in ("linear", "conv2d") and site.roles == ("weight",)  # type: ignore[attr-defined]
+
+
+class Task(nn.Module):
+    """What is added to all samples is a row of a table; its sigma is (1, features)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.linear = nn.Embedding(3, 4).double(), nn.Linear(4, 2).double()
+        self.sigmas: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sigmas.append(self.table(torch.tensor([1])))
+        self.sigmas[-1].retain_grad()
+        return torch.tanh(self.linear(x + self.sigmas[-1]))
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 4, 1), (4, 1, 1), (1, 4), (1, 1)], ids=str)
+def test_a_value_for_the_whole_batch_in_micro_batches_of_one_sample(
+    sizes: tuple[int, ...], stale: bool
+) -> None:
+    """It is no sample's: r goes by the square of the sum, as in larger batches."""
+    model = Task()
+    optimizer = SVGD(model, 0.01, stale=stale)
+    expected = torch.zeros(4, dtype=torch.float64)
+    for micro_batches in ((4,), sizes, sizes):
+        model.sigmas.clear()
+        optimizer.zero_grad()
+        for size in micro_batches:
+            model(torch.randn(size, 4).double()).square().mean().backward()
+        gradients = [sigma.grad for sigma in model.sigmas]
+        expected = 0.9 * expected + 0.1 * sum(g[0] for g in gradients if g is not None).square()  # type: ignore[union-attr]
+        optimizer.step()
+        (r,) = [tensors["r"] for key, tensors in optimizer.operator.state.items() if "table" in key]  # type: ignore[attr-defined]
+        torch.testing.assert_close(r, expected, rtol=1e-12, atol=1e-20)

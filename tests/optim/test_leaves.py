@@ -334,3 +334,14 @@ def test_inputs_of_ever_new_sizes_are_not_all_remembered(monkeypatch: pytest.Mon
         twin.optimizer.step()
         assert 0 < sum(len(layer.parts) for layer in layers.values()) <= 10
     assert_trained_alike(model, twin.model)
+
+
+def test_a_list_among_the_options_that_is_changed_in_place() -> None:
+    model = nn.Conv1d(2, 3, 1).double()
+    model.stride = [1]  # type: ignore[assignment]
+    optimizer = SVGD(model, 0.1)
+    x = torch.randn(4, 2, 6).double()
+    for stride in (1, 1, 2, 3):
+        model.stride[0] = stride  # type: ignore[index]
+        optimizer.zero_grad()
+        assert model(x).shape == (4, 3, 6 // stride)

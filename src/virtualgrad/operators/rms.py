@@ -44,8 +44,8 @@ from virtualgrad.operators.rms_settings import (
     RMSSettings,
     factor_by,
     require_bools,
-    require_same_kind,
     require_same_shape,
+    warn_of_both_kinds,
 )
 from virtualgrad.operators.running import Running
 from virtualgrad.operators.running_means import RunningMeans
@@ -124,8 +124,8 @@ class RMS(RunningMeans):
             product = transform_fused(running, viewed, numbers, self._moment)
         if product is None:
             factor = self._gather(running, viewed, numbers)
-            # Or else r stands beside g as it is, but for a single number: of that torch takes no
-            # notice where it chooses the precision of a product.
+            # An r of one sample's shape broadcasts by itself. But one of no axes must get some, or
+            # torch takes no notice of it where it chooses the precision of a product.
             if running.averaged != (0,) or factor.dim() == 0:
                 factor = factor.view(running.broadcast_shape)
             product = _product(viewed, factor)
@@ -215,17 +215,20 @@ class RMS(RunningMeans):
     def _begin(self, g: Tensor, site: Site) -> Running:
         """What is kept for a site that is new, or that has another shape than before."""
         layout = self.layout_at(site)
+        known = self.sites.kept.get(site.key)
+        if known is not None and known.is_of_all and layout.is_of_one_sample:
+            layout = layout.without_samples()
         viewed = g.reshape(layout.view)
         axes = layout.averaged_axes(self.share_positions)
         like = viewed[tuple(0 if axis in axes else slice(None) for axis in range(viewed.dim()))]
         running = self.sites.find_or_begin(site.key, like, g.dtype)
-        sampled = layout.sample_axis is not None
-        if running.elements:
-            require_same_kind(site.key, sampled_before=running.sampled, sampled=sampled)
         require_same_shape(site.key, like.shape, running.r.shape, shared=self.share_positions)
         running.site = site
         running.view = None if layout.view == tuple(g.shape) else layout.view
         running.averaged = axes
+        sampled = layout.sample_axis is not None
+        if running.elements and running.sampled != sampled:
+            warn_of_both_kinds(site.key)
         running.sampled = sampled
         running.elements_of_pass = prod(layout.view[axis] for axis in axes)
         running.samples_of_pass = layout.samples

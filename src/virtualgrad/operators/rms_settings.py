@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from virtualgrad.errors import HyperparameterError, ShapeChangedError
+from virtualgrad.errors import HyperparameterError
 from virtualgrad.operators.base import require_shape
 
 
@@ -63,12 +64,11 @@ def require_same_shape(
     require_shape(key, found, kept, SHARED_ALREADY if shared else ONE_PER_POSITION)
 
 
-def require_same_kind(key: str, *, sampled_before: bool, sampled: bool) -> None:
-    """Raise if one step is to learn from a batch and from an input without one at the same site."""
-    if sampled_before != sampled:
-        raise ShapeChangedError.of(
-            given=f"sigma at {key} {'with' if sampled else 'without'} samples, "
-            f"{'without' if sampled else 'with'} them in an earlier pass of this step",
-            allowed="all passes of a step with a batch, or all without",
-            todo="give a single input a batch of one (x[None]), or make a step in between",
-        )
+def warn_of_both_kinds(key: str) -> None:
+    """Tell of a site that has had samples in one pass of a step, and none in another."""
+    warnings.warn(
+        f"sigma at {key} had samples in one pass of this step and none in another: its r is not "
+        "exact in this step. Give single inputs a batch of one (x[None]), have the largest "
+        "micro-batch first, or make a step in between",
+        stacklevel=2,
+    )

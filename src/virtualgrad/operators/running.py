@@ -85,6 +85,11 @@ class Running:
         return found[1]
 
     @property
+    def is_of_all(self) -> bool:
+        """Whether sigma was a value for all samples in this step, or when it was last seen."""
+        return self.gradient is not None or (self.site is not None and not self.sampled)
+
+    @property
     def reached(self) -> bool:
         """Whether a backward pass may have reached the site since the last commit."""
         return self.elements > 0 or self.compiled is not None
@@ -119,7 +124,7 @@ class Running:
         if self.gradient is not None:
             weight = (1 - self.rho) / self.loss_scale**2
             return decayed.add_(mean_square(self.gradient, self.averaged), alpha=weight)
-        return self.r
+        return self.r.clone()
 
     def take_from_compiled(self) -> None:
         """Take what compiled passes have brought, as if eager ones had."""
@@ -185,9 +190,8 @@ def commit_all(sites: Sequence[Running]) -> None:
                 weight = (1 - rho) / site.loss_scale**2
                 site.r.add_(mean_square(site.gradient, site.averaged), alpha=weight)
     for site in sites:
-        if site.elements or site.compiled is not None:
-            site.committed = True
-            site.begin_anew()
+        site.committed = site.committed or site.reached
+        site.begin_anew()
 
 
 def rollback_all(sites: Sequence[Running]) -> None:

@@ -36,7 +36,7 @@ def _squares(g: Tensor) -> Tensor:
 
 
 def root_of_squares(g: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The root of the same, in one pass over g (two on a CPU, which is faster there)."""
+    """The root of the sum of |g|^2 over some axes, in one pass over g (on a CPU two are faster)."""
     if g.is_cpu and g.dtype in SUMMED_AS_THEY_ARE:  # as a rule there, and quickly asked
         return g.square().sum(axes).sqrt_()
     if g.is_cpu or g.is_complex():

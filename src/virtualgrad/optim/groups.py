@@ -83,15 +83,16 @@ class Numbering:
     def renew(self, groups: Sequence[dict[str, Any]]) -> None:
         """Look at the groups as they are now; without a change it costs a comparison for each.
 
-        Raise where parameters have come to the list of a group, which T does not know.
+        Raise where the list of a group has become longer or shorter: T knows parameters by name.
         """
         for group in groups:
-            if len(group["params"]) != len(group["param_names"]):
+            params, names = group["params"], group.get("param_names", ())
+            if len(params) != len(names):
                 raise ModelError.of(
-                    given=f"a parameter group with {len(group['params'])} parameters and "
-                    f"{len(group['param_names'])} names",
+                    given=f"a parameter group with {len(params)} parameters and {len(names)} names",
                     allowed="a name for each parameter: T finds the settings of a layer by it",
-                    todo="add parameters by optimizer.add_param_group({'params': ...})",
+                    todo="add parameters by optimizer.add_param_group({'params': ...}); those that "
+                    "are not to be moved may stay, with requires_grad_(False)",
                 )
         if len(groups) == len(self._seen) and all(map(operator.is_, groups, self._seen)):
             return

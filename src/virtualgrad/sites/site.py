@@ -42,6 +42,20 @@ class Layout(NamedTuple):
     samples: int
     rows: Layout | None = None
 
+    @property
+    def is_of_one_sample(self) -> bool:
+        """Whether the batch has one sample, so that a value for all of it looks like the sample's.
+
+        Which of the two it is, larger batches tell.
+        """
+        axis = self.sample_axis
+        return axis is not None and self.view[axis] == self.samples == 1
+
+    def without_samples(self) -> Layout:
+        """The layout of the same sigma as a value for the whole batch, which has one sample."""
+        assert self.sample_axis is not None
+        return _unsampled(self.view, self.parameter_axes, self.sample_axis)
+
     def averaged_axes(self, share_positions: bool) -> tuple[int, ...]:
         """Axes over which a statistic of g is averaged: samples, and positions if shared."""
         if share_positions:

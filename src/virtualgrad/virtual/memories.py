@@ -71,6 +71,8 @@ class Memories:
         tensors = [t for _, t in behind_input(call.args, call.kwargs) if isinstance(t, Tensor)]
         if not all(isinstance(t, nn.Parameter) or _is_lasting(call, t) for t in tensors):
             return
+        if any(isinstance(value, list) for value in call.bound.values()):
+            return  # it may be changed in place, and be the same list still
         key, number = split_key(call.key)
         position, name = call.rule.weight
         weight = call.args[position] if len(call.args) > position else call.kwargs.get(name)

@@ -104,7 +104,10 @@ class Unwatched(TorchFunctionMode):
         return x
 
     def _run_forward(self, bound: Mapping[int, Bound], module: nn.Module, x: Any) -> Any:
-        """Run a layer of torch.nn by its forward, with the interception off; None if not so."""
+        """Run a layer of torch.nn by its forward, with the interception off.
+
+        None for any other module, and for a layer that has to be called.
+        """
         if not self._is_activation(x) or not torch.is_grad_enabled():
             return None
         known = bound.get(id(module))
