@@ -36,17 +36,13 @@ class FiniteCheck:
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Look at some more tensors."""
-        places = range(len(self._tensors), len(self._tensors) + len(tensors))
         # By the number of the device, as the GradScaler does: it is made sooner than a device.
         kinds = [
             (each.get_device(), each.dtype) if type(each) in PLAIN else None for each in tensors
         ]
         alike: dict[tuple[int, torch.dtype] | None, list[int]] = {}
-        if len(set(kinds)) == 1:  # as a rule
-            alike[kinds[0]] = list(places)
-        else:
-            for place, kind in zip(places, kinds, strict=True):
-                alike.setdefault(kind, []).append(place)
+        for place, kind in enumerate(kinds, len(self._tensors)):
+            alike.setdefault(kind, []).append(place)
         others: list[int] = []
         self._tensors += tensors
         for kind, group in alike.items():

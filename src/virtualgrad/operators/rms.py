@@ -120,7 +120,7 @@ class RMS(RunningMeans):
     def _product_at(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
         viewed = _viewed(g, running)
         product = None
-        if running.fusible and self._may_fuse(running):
+        if self._may_fuse(running):
             product = transform_fused(running, viewed, numbers, self._moment)
         if product is None:
             factor = self._gather(running, viewed, numbers)
