@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels, rms_op
-from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.operators.kernels_of_norms import Norm
 from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.running_sites import RunningSites
 from virtualgrad.operators.statistic import accumulated
@@ -37,14 +37,15 @@ def transform(g: Tensor, kept: Kept) -> Tensor:
     return (g * factor(g, kept)).to(g.dtype)
 
 
-def norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> Tensor:
-    """The gradients of a batch norm's weight and bias under T, as rows."""
+def norm_sums(g: Tensor, norm: Norm, kept: Kept) -> Tensor:
+    """The sums of T(g) x^, T(g), g x^ and g, as rows."""
     of_channel = (1, -1, *([1] * (g.dim() - 2)))
-    x, mean, deviation = normalized
+    x, mean, deviation, _ = norm
     hat = (x - mean.view(of_channel)) * deviation.view(of_channel)
-    transformed = accumulated(g) * factor(g, kept)
+    wide = accumulated(g)
     others = [axis for axis in range(g.dim()) if axis != 1]
-    return torch.stack([(transformed * hat).sum(others), transformed.sum(others)])
+    found = [(one * by).sum(others) for one in (wide * factor(g, kept), wide) for by in (hat, 1)]
+    return torch.stack(found)
 
 
 def squares(g: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernels that sum, against float64: batch norm's gradients under T, and shared positions.
+"""The kernels of shared positions, against float64; and training with all kernels, or without.
 
 As in ``test_kernels.py``, the functions ``check_*`` run in Triton's interpreter.
 """
@@ -6,8 +6,6 @@ As in ``test_kernels.py``, the functions ``check_*`` run in Triton's interpreter
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,35 +15,11 @@ from torch import Tensor, nn
 
 from virtualgrad import SVGD
 from virtualgrad.operators import kernels_of_sums, rms_fused
-from virtualgrad.operators.kernels import Update
-from virtualgrad.operators.kernels_of_sums import (
-    Normalized,
-    NormSums,
-    Squares,
-    prepare_norm,
-    prepare_squares,
-)
+from virtualgrad.operators.kernels_of_norms import NormBackward
+from virtualgrad.operators.kernels_of_sums import Squares, prepare_squares
 
-FIRST = Update(rho=0.9, weight=0.1 * 7, scale=0.5, eps=1e-3)
-STALE = Update(rho=1.0, weight=0.0, scale=0.5, eps=1e-3)
 CHANNELS_LAST = torch.channels_last
 CONTIGUOUS = torch.contiguous_format
-
-NormCase = tuple[tuple[int, ...], torch.memory_format, torch.dtype, torch.dtype, Update, bool]
-NORM_CASES: list[NormCase] = [
-    ((32, 10), CONTIGUOUS, torch.float32, torch.float32, FIRST, False),
-    ((33, 100), CONTIGUOUS, torch.float32, torch.float32, FIRST, True),
-    ((1, 3, 2, 2), CONTIGUOUS, torch.float32, torch.float32, STALE, False),
-    ((70, 6, 3, 5), CHANNELS_LAST, torch.float32, torch.float32, FIRST, True),
-    ((70, 6, 3, 5), CONTIGUOUS, torch.float32, torch.float32, STALE, False),
-    ((5, 1, 4, 4), CHANNELS_LAST, torch.float32, torch.float32, FIRST, False),
-    ((16, 8, 5), CONTIGUOUS, torch.bfloat16, torch.bfloat16, FIRST, False),
-    ((16, 8, 5, 5), CHANNELS_LAST, torch.float32, torch.bfloat16, FIRST, False),
-    ((16, 8, 5, 5), CHANNELS_LAST, torch.float16, torch.float16, STALE, True),
-    # as many columns as each of the other two tiles is for
-    ((3, 16, 48, 48), CHANNELS_LAST, torch.bfloat16, torch.bfloat16, FIRST, False),
-    ((18, 16, 64, 64), CHANNELS_LAST, torch.float32, torch.float32, FIRST, False),
-]
 
 SquaresCase = tuple[tuple[int, ...], int, torch.dtype, int]
 SQUARES_CASES: list[SquaresCase] = [
@@ -57,36 +31,6 @@ SQUARES_CASES: list[SquaresCase] = [
     ((16500, 64), 1, torch.float32, 132),  # more parts than are added up by 32 columns at a time
     ((33, 40), 1, torch.float16, 1),
 ]
-
-
-def compare_norm(device: str, case: NormCase) -> None:
-    shape, order, dtype, dtype_x, update, has_earlier = case
-    torch.manual_seed(sum(shape))
-
-    def random(dtype: torch.dtype) -> Tensor:
-        t = torch.randn(shape, device=device).to(dtype)
-        return t.contiguous(memory_format=order) if len(shape) == 4 else t
-
-    g, x = random(dtype), random(dtype_x)
-    normalized = Normalized(
-        x, torch.randn(shape[1], device=device), torch.rand(shape[1], device=device) + 0.5
-    )
-    r = torch.rand_like(g[0], dtype=torch.float32)
-    earlier = torch.rand_like(r) if has_earlier else None
-    fused = prepare_norm(g, x, r, (0,))
-    assert fused is not None
-    sums, norm = fused(g, normalized, r, earlier, update)
-    wide, channel = g.double(), (1, -1, *[1] * (len(shape) - 2))
-    squares = wide.square().sum(0) + (0 if earlier is None else earlier.double().square())
-    rho, weight, scale, eps = update
-    transformed = wide * scale * torch.rsqrt(rho * r.double() + weight * squares + eps)
-    mean, deviation = (t.double().view(channel) for t in normalized[1:])
-    by_hat = transformed * (x.double() - mean) * deviation
-    axes = [axis for axis in range(len(shape)) if axis != 1]
-    expected = torch.stack([by_hat.sum(axes), transformed.sum(axes)])
-    torch.testing.assert_close(sums.double(), expected, rtol=2e-6, atol=2e-5)
-    torch.testing.assert_close(norm.double(), squares.sqrt(), rtol=1e-6, atol=1e-7)
-    assert norm.stride() == r.stride()
 
 
 def compare_squares(device: str, case: SquaresCase) -> None:
@@ -101,11 +45,6 @@ def compare_squares(device: str, case: SquaresCase) -> None:
     expected = g.double().square().sum(axes).sqrt()
     # The interpreter adds one row after the other, not as a tree.
     torch.testing.assert_close(found.double(), expected, rtol=5e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("case", NORM_CASES, ids=str)
-def check_batch_norm(case):
-    compare_norm("cpu", case)
 
 
 @pytest.mark.parametrize("case", SQUARES_CASES, ids=str)
@@ -154,7 +93,7 @@ def check_training_is_the_same_with_and_without_the_kernels(released, order, mon
         if kernel is not None
     }
     channels_last = order is CHANNELS_LAST
-    assert used.get("norm") is NormSums
+    assert used.get("norm") is NormBackward
     assert used.get("squares") is (Squares if released and channels_last else None)
 
 
@@ -167,14 +106,9 @@ def test_the_kernels_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
-@pytest.mark.parametrize(
-    ("compare", "case"),
-    [(compare_norm, case) for case in NORM_CASES]
-    + [(compare_squares, case) for case in SQUARES_CASES],
-    ids=lambda value: getattr(value, "__name__", str(value)),
-)
-def test_the_kernels_on_a_gpu(compare: Callable[[str, Any], None], case: Any) -> None:
-    compare("cuda", case)
+@pytest.mark.parametrize("case", SQUARES_CASES, ids=str)
+def test_the_kernels_on_a_gpu(case: SquaresCase) -> None:
+    compare_squares("cuda", case)
 
 
 # ---------------------------------------------------------------- where they step aside
@@ -203,25 +137,6 @@ def test_squares_by_plain_torch(g: Tensor, axis: int) -> None:
     assert prepare_squares(g, axis) is None
 
 
-@needs_triton
-@pytest.mark.usefixtures("usable")
-@pytest.mark.parametrize(
-    ("x", "averaged"),
-    [
-        pytest.param(torch.empty(4, 8, 3, 3), (0, 2, 3), id="shared positions"),
-        pytest.param(torch.empty(4, 8, 3, 3, dtype=torch.float64), (0,), id="double"),
-        pytest.param(
-            torch.empty(4, 8, 3, 3).contiguous(memory_format=CHANNELS_LAST), (0,), id="otherwise"
-        ),
-    ],
-)
-def test_batch_norm_by_plain_torch(x: Tensor, averaged: tuple[int, ...]) -> None:
-    g = torch.empty(4, 8, 3, 3)
-    assert prepare_norm(g, torch.empty_like(g), g[0], (0,)) is not None
-    assert prepare_norm(g, x, g[0], averaged) is None
-
-
 def test_nothing_is_launched_without_a_gpu() -> None:
     g = torch.empty(4, 8)
-    assert prepare_norm(g, g, g[0], (0,)) is None
     assert prepare_squares(g, 1) is None

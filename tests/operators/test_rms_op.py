@@ -14,10 +14,10 @@ from interpreted import needs_triton, run_checks
 from torch import Tensor, nn
 
 from virtualgrad import SVGD
-from virtualgrad.operators import kernels, launches, rms_op
+from virtualgrad.operators import kernels, kernels_of_norms, launches, rms_op
 from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.counts import Graphs
-from virtualgrad.operators.kernels_of_sums import Normalized, by_channel
+from virtualgrad.operators.kernels_of_norms import Norm
 from virtualgrad.operators.rms_op import Kept
 
 SHAPES = [(6, 3, 10), (1, 40), (128, 2, 33), (200, 70)]
@@ -138,19 +138,20 @@ def check_a_gradient_that_lies_otherwise_is_laid_out_as_r():
 
 
 def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way) -> None:
-    from virtualgrad.operators import sums_kernel
+    from virtualgrad.operators import norm_kernel
 
     torch.manual_seed(0)
     both = torch.randn(2, *shape, device=device).unbind()
     x, g = (t.contiguous(memory_format=torch.channels_last) for t in both)
     channels = shape[1]
-    normalized = Normalized(x, *torch.rand(2, channels, device=device).unbind())
+    norm = Norm(x, *torch.rand(3, channels, device=device).unbind())
     ours, theirs = site(g, 1), site(g, 1)
     for _ in range(2):  # micro-batches
-        sums, launch = rms_op.launch_of_norm_sums(g, normalized, for_op(ours, g, way))
-        launched(sums_kernel.norm_sums_and_write, g, launch)
-        expected = ops_in_torch.norm_sums(g, normalized, for_op(theirs, g, way))
-        found = by_channel(sums, channels, last=True)
+        sums, launch = rms_op.launch_of_norm_sums(g, *norm[:3], for_op(ours, g, way))
+        launched(norm_kernel.norm_sums_and_write, g, launch)
+        expected = ops_in_torch.norm_sums(g, norm, for_op(theirs, g, way))
+        found, launch = rms_op.launch_of_totals(sums, channels)
+        launched(norm_kernel.add_positions, g, launch)
         torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours.candidate, theirs.candidate, rtol=1e-5, atol=1e-6)
         for kept in (ours, theirs):
@@ -158,9 +159,11 @@ def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way) -> None:
             kept.graphs.begin(first=False)
 
 
+@pytest.mark.parametrize("most", [2, 5, 1000])
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def check_sums_of_a_batch_norm(way):
-    compare_norm_sums("cpu", (70, 6, 5, 3), way)
+def check_sums_of_a_batch_norm(way, most, monkeypatch):
+    monkeypatch.setattr(kernels_of_norms, "MOST_PROGRAMS", most)  # of 32 columns each
+    compare_norm_sums("cpu", (70, 6, 9, 5), way)
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 16), (3000, 24), (2, 200, 8)], ids=str)

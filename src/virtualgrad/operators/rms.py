@@ -32,11 +32,11 @@ from torch import Tensor
 
 from virtualgrad.operators import kernels
 from virtualgrad.operators.base import Operator, apply_operator
-from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
 from virtualgrad.operators.rms_compiled import InCompiledPass, refuse_subclass
 from virtualgrad.operators.rms_fused import (
     Moment,
-    norm_sums_fused,
+    norm_gradients_fused,
     root_of_squares_fused,
     transform_fused,
 )
@@ -150,16 +150,20 @@ class RMS(RunningMeans):
             return g, self._gather(running, g, numbers)
         return self._product_at(running, g, numbers), None
 
-    def norm_sums(self, g: Tensor, site: Site, normalized: Normalized) -> Tensor | None:
-        """Return the gradients of a batch norm's weight and bias, as rows, and prepare the new r.
+    def norm_gradients(
+        self, g: Tensor, site: Site, norm: Norm, *, into: Tensor | None
+    ) -> NormGradients | None:
+        """Return the gradients of a batch norm, weight's and bias' under T; prepare the new r.
 
-        By one kernel on a GPU that never makes T(g); None, and nothing is prepared, where there is
+        By kernels of a GPU that never make T(g); None, and nothing is prepared, where there are
         none for this g, or where a subclass makes something else of T(g).
 
         Args:
             g: dJ/dsigma.
             site: where.
-            normalized: how the norm makes x^.
+            norm: the batch norm.
+            into: where the input's gradient is to be written, that of the true g; it may be g
+                itself. None if it is not asked for.
         """
         if g.numel() == 0 or not self.is_plain:
             return None
@@ -167,7 +171,7 @@ class RMS(RunningMeans):
         if running.view is not None or not self._may_fuse(running):
             return None
         numbers = self.settings(site)
-        return norm_sums_fused(running, g, normalized, numbers, self._moment)
+        return norm_gradients_fused(running, g, norm, numbers, self._moment, into)
 
     def _may_fuse(self, running: Running) -> bool:
         """Whether a kernel may make T at a site: it does not wait for the sums of all ranks."""

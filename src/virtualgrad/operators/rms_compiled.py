@@ -12,7 +12,7 @@ from torch import Tensor
 from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import OperatorError
 from virtualgrad.operators import kernels, rms_op
-from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.operators.kernels_of_norms import Norm
 from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
 from virtualgrad.operators.statistic import accumulated
@@ -124,14 +124,14 @@ class InCompiledPass:
         number: Tensor = getattr(self.rms.sites, self.rms.sites.graph_at(self.site.key))
         return number
 
-    def norm_sums(self, g: Tensor, normalized: Normalized) -> Tensor:
-        """The gradients of a batch norm's weight and bias, as rows; prepare the new r.
+    def norm_sums(self, g: Tensor, norm: Norm) -> Tensor:
+        """Sums of T(g) x^, T(g), g x^ and g for each channel of a batch norm; prepare the new r.
 
         By an op of our own, where it :meth:`sees_images`.
         """
         if self.rms.learns_nothing(g):
-            return torch.zeros(2, g.shape[1], dtype=torch.float32, device=g.device)
-        sums = rms_op.norm_sums(g, normalized, self._for_op(g))
+            return torch.zeros(4, g.shape[1], dtype=torch.float32, device=g.device)
+        sums = rms_op.norm_sums(g, norm, self._for_op(g))
         self._count_for_op(g)
         return sums
 

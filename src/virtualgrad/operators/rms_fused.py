@@ -7,7 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from virtualgrad.operators.kernels import Update, prepare
-from virtualgrad.operators.kernels_of_sums import Normalized, prepare_norm, prepare_squares
+from virtualgrad.operators.kernels_of_norms import Norm, NormGradients, prepare_norm
+from virtualgrad.operators.kernels_of_sums import prepare_squares
 from virtualgrad.operators.rms_settings import RMSSettings
 from virtualgrad.operators.running import Running
 
@@ -35,31 +36,33 @@ def transform_fused(
     return product
 
 
-def norm_sums_fused(
+def norm_gradients_fused(  # noqa: PLR0917 - called once for every layer
     running: Running,
     g: Tensor,
-    normalized: Normalized,
+    norm: Norm,
     numbers: RMSSettings,
     moment: Moment,
-) -> Tensor | None:
-    """Return the gradients of a batch norm's weight and bias, as rows, and take g in.
+    into: Tensor | None,
+) -> NormGradients | None:
+    """Return the gradients of a batch norm, and take g in.
 
     Args:
         running: the site.
         g: dJ/dsigma.
-        normalized: how the norm makes x^.
+        norm: the batch norm.
         numbers: of the site.
         moment: of the pass.
+        into: where the input's gradient is to be written; None if it is not asked for.
     """
-    x = normalized.x
+    x = norm.x
     known = (g.shape, g.stride(), g.dtype, x.stride(), x.dtype)
     fused = running.kernel("norm", known, lambda: prepare_norm(g, x, running.r, running.averaged))
     if fused is None:
         return None
     update = _count(running, numbers, moment)
-    sums: Tensor
-    sums, running.norm = fused(g, normalized, running.r, running.norm, update)
-    return sums
+    gradients: NormGradients
+    gradients, running.norm = fused(g, norm, running.r, running.norm, update, into)
+    return gradients
 
 
 def root_of_squares_fused(running: Running, g: Tensor) -> Tensor | None:

@@ -9,8 +9,8 @@ and then takes one pass over it:
     candidate <- rho r + (1 - rho) (u^2 / e) (q / c^2 + what earlier passes have brought)
     T(g) = s g / sqrt(r + eps),    r of before, or the candidate
 
-with the symbols of :mod:`.running`, and c the factor of the loss. :func:`norm_sums` makes the
-gradients of a batch norm's weight and bias in such a pass (:mod:`.kernels_of_sums`), and
+with the symbols of :mod:`.running`, and c the factor of the loss. :func:`norm_sums` adds up
+what the gradients of a batch norm need in such a pass (:mod:`.kernels_of_norms`), and
 :func:`squares` the statistic of shared positions, as sums of g^2 over parts of the rows.
 
 **Layouts.** Ops want g in memory as r lies, and get it so: channels-last images keep that layout.
@@ -31,13 +31,13 @@ from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import kernels
-from virtualgrad.operators.kernels_of_sums import (
-    WARPS,
-    Normalized,
-    by_channel,
-    split_rows,
+from virtualgrad.operators.kernels_of_norms import (
+    Norm,
+    add_up_positions,
+    split_columns,
     tile_of_sums,
 )
+from virtualgrad.operators.kernels_of_sums import TIMES, WARPS, split_rows
 
 
 @settled_while_tracing
@@ -78,9 +78,12 @@ def transform(g: Tensor, kept: Kept) -> Tensor:
     return result
 
 
-def norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> Tensor:
-    """Return the gradients of a batch norm's weight and bias, as rows, and write the candidate."""
-    sums: Tensor = torch.ops.virtualgrad.norm_sums(g, *normalized, *kept)
+def norm_sums(g: Tensor, norm: Norm, kept: Kept) -> Tensor:
+    """Return, for each channel of a batch norm, the sums of T(g) x^, T(g), g x^ and g, as rows.
+
+    It writes the candidate.
+    """
+    sums: Tensor = torch.ops.virtualgrad.norm_sums(g, *norm[:3], *kept)
     return sums
 
 
@@ -112,16 +115,25 @@ def launch_of_transform(g: Tensor, kept: Kept) -> tuple[Tensor, Launch]:
     return out, Launch((-(-n // tile.columns),), arguments, tile.warps)
 
 
-def launch_of_norm_sums(g: Tensor, normalized: Normalized, kept: Kept) -> tuple[Tensor, Launch]:
+def launch_of_norm_sums(
+    g: Tensor, x: Tensor, mean: Tensor, deviation: Tensor, kept: Kept
+) -> tuple[Tensor, Launch]:
     """Sums of columns, as yet empty, and the launch that makes them; channels lie innermost."""
-    r, m, n = kept.r, g.shape[0], kept.r.numel()
-    x, mean, deviation = normalized
-    sums = torch.empty(2, n, dtype=torch.float32, device=g.device)
-    tile = tile_of_sums(n, g.element_size())
+    r, m, n, channels = kept.r, g.shape[0], kept.r.numel(), kept.r.shape[0]
+    tile = tile_of_sums(n)
+    programs, width, blocks = split_columns(n, channels, tile.columns, last=True)
+    sums = torch.empty(4, width, dtype=torch.float32, device=g.device)
     tensors = (_laid_out_as(r, g), _laid_out_as(r, x), mean, deviation, sums, *kept[:5])
-    modes = (kept.stale, kept.unit_is_sample, tile.rows, tile.columns)
-    arguments = (*tensors, m, n, r.shape[0], kept.elements, kept.samples, *modes)
-    return sums, Launch((-(-n // tile.columns),), arguments, tile.warps)
+    sizes = (m, n, channels, width, blocks, kept.elements, kept.samples)
+    modes = (kept.stale, kept.unit_is_sample, *tile.shape)
+    return sums, Launch((programs,), (*tensors, *sizes, *modes), tile.warps)
+
+
+def launch_of_totals(sums: Tensor, channels: int) -> tuple[Tensor, Launch]:
+    """Those sums, added up over positions, as yet empty, and the launch that adds them up."""
+    totals = torch.empty(4, channels, dtype=torch.float32, device=sums.device)
+    grid, sizes, warps = add_up_positions(sums.shape[1], channels, last=True)
+    return totals, Launch(grid, (sums, totals, *sizes), warps)
 
 
 def _laid_out_as(r: Tensor, g: Tensor) -> Tensor:
@@ -139,7 +151,7 @@ def launch_of_squares(g: Tensor) -> tuple[Tensor, Launch]:
     m = g.numel() // n
     split = split_rows(m, n, kernels.processors_of(g.device))
     parts = torch.empty(split.parts, n, dtype=torch.float32, device=g.device)
-    arguments = (g, parts, m, n, split.share, split.rows, split.columns)
+    arguments = (g, parts, m, n, split.share, TIMES, split.rows, split.columns)
     return parts, Launch((split.parts, split.blocks), arguments, WARPS)
 
 
@@ -148,7 +160,11 @@ def _ops() -> tuple[Any, ...]:
     """Register the ops, once; a compiler that sees into them finds one kernel each."""
     from torch.library import triton_op, wrap_triton  # noqa: PLC0415 - with Triton alone
 
-    from virtualgrad.operators import rms_kernel, sums_kernel  # noqa: PLC0415 - import Triton
+    from virtualgrad.operators import (  # noqa: PLC0415 - import Triton
+        norm_kernel,
+        rms_kernel,
+        sums_kernel,
+    )
 
     @triton_op("virtualgrad::rms_transform", mutates_args={"candidate"})
     def rms_transform(  # noqa: PLR0917 - an op has no tuples
@@ -185,10 +201,13 @@ def _ops() -> tuple[Any, ...]:
         unit_is_sample: bool,
     ) -> Tensor:
         kept = Kept(r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample)
-        normalized = Normalized(x, mean, deviation)
-        sums, (grid, arguments, warps) = launch_of_norm_sums(g, normalized, kept)
-        wrap_triton(sums_kernel.norm_sums_and_write)[grid](*arguments, num_warps=warps)
-        return by_channel(sums, r.shape[0], last=True)
+        sums, (grid, arguments, warps) = launch_of_norm_sums(g, x, mean, deviation, kept)
+        wrap_triton(norm_kernel.norm_sums_and_write)[grid](*arguments, num_warps=warps)
+        if sums.shape[1] == r.shape[0]:
+            return sums
+        totals, (grid, arguments, warps) = launch_of_totals(sums, r.shape[0])
+        wrap_triton(norm_kernel.add_positions)[grid](*arguments, num_warps=warps)
+        return totals
 
     @triton_op("virtualgrad::part_squares", mutates_args=())
     def part_squares(g: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.operators import kernels
+from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
 from virtualgrad.virtual.asked import is_wanted
 from virtualgrad.virtual.ops import (
     LAYER,
@@ -89,11 +90,13 @@ class BatchNorm(torch.autograd.Function):
             return (None,) * 9
         x, weight, running_mean, running_var, mean, deviation, reserve = ctx.saved_tensors
         needed = list(ctx.needs_input_grad[1:4])
-        sums = _sums(ctx, g, Normalized(x, mean, deviation))
-        if sums is None:
-            asked = _incoming(ctx, g, needed)
-        else:  # nothing is left to pull back but the true g, into x
-            asked = [Incoming(g) if needed[0] else None, None, None]
+        if kernels.may_launch(g.device):
+            given, g = g, _laid_out_as(x, g)
+            made = _by_kernels(ctx, g, Norm(x, mean, deviation, weight), is_ours=g is not given)
+            if made is not None:
+                of_weight, of_bias = (as_dtype(one, weight.dtype) for one in made[:2])
+                return None, made.input, of_weight, of_bias, None, None, None, None, None
+        asked = _incoming(ctx, g, needed)
         result: list[Tensor | None] = [None, None, None]
         for one in {id(t.g): t.g for t in asked if t is not None}.values():
             mask = [t is not None and t.g is one for t in asked]
@@ -114,9 +117,21 @@ class BatchNorm(torch.autograd.Function):
             for k, t in enumerate(asked):
                 if t is not None and mask[k]:
                     result[k] = t.scaled(found[k])
-        if sums is not None:
-            result[1:] = (as_dtype(one, weight.dtype) for one in sums.unbind())
         return None, *result, None, None, None, None, None
+
+
+def _laid_out_as(x: Tensor, g: Tensor) -> Tensor:
+    """The numbers of each sample of g as those of x lie in memory, as a rule g itself.
+
+    A g that comes from a mean over positions, say, lies otherwise than channels-last images. Torch
+    copies it as well, but for each of its calls.
+    """
+    if g.stride() == x.stride() or type(g) is not Tensor or type(x) is not Tensor:
+        return g
+    kept = [axis for axis in range(1, g.dim()) if g.shape[axis] > 1]
+    if all(g.stride(axis) == x.stride(axis) for axis in kept):
+        return g
+    return torch.empty_like(x, dtype=g.dtype).copy_(g)
 
 
 def _incoming(ctx: Any, g: Tensor, needed: list[bool]) -> list[Incoming | None]:
@@ -131,8 +146,15 @@ def _incoming(ctx: Any, g: Tensor, needed: list[bool]) -> list[Incoming | None]:
     return [incoming.get(name) for name in LAYER]
 
 
-def _sums(ctx: Any, g: Tensor, normalized: Normalized) -> Tensor | None:
-    """The gradients of weight and bias under their T, as rows, where one kernel makes both."""
+def _by_kernels(ctx: Any, g: Tensor, norm: Norm, *, is_ours: bool) -> NormGradients | None:
+    """All gradients at once, weight's and bias' under their one T, where there are kernels.
+
+    Args:
+        ctx: of the Function.
+        g: dJ/dsigma.
+        norm: the batch norm.
+        is_ours: whether g is a copy, which may be overwritten by the input's gradient.
+    """
     transform = ctx.transforms.get("weight")
     if transform is None or ctx.transforms.get("bias") is not transform:
         return None
@@ -146,5 +168,9 @@ def _sums(ctx: Any, g: Tensor, normalized: Normalized) -> Tensor | None:
     if not (is_wanted(ctx, 1, edges) and is_wanted(ctx, 2, edges)):
         return None
     asked = asked_of(ctx, transform, [1, 2], edges)
-    sums: Tensor | None = transform.norm_sums(g, normalized, asked)
-    return sums
+    into = None
+    if ctx.needs_input_grad[1]:
+        may_overwrite = is_ours and asked is None and g.dtype == norm.x.dtype
+        into = g if may_overwrite else torch.empty_like(g, dtype=norm.x.dtype)
+    made: NormGradients | None = transform.norm_gradients(g, norm, into=into, asked=asked)
+    return made

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from virtualgrad.errors import DoubleBackwardError
-from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
 from virtualgrad.virtual.asked import Asked, asked_behind, is_wanted, will_reach
 from virtualgrad.virtual.tracking import Pass
 
@@ -42,10 +42,10 @@ class Transform(Protocol):
     ) -> tuple[Tensor, Tensor | None]:
         """Return T(g), or g and f where T(g) is f g with one number per index of the axis."""
 
-    def norm_sums(
-        self, g: Tensor, normalized: Normalized, asked: Asked | None = None
-    ) -> Tensor | None:
-        """Return the gradients of a batch norm's weight and bias, as rows; None without kernel."""
+    def norm_gradients(
+        self, g: Tensor, norm: Norm, *, into: Tensor | None, asked: Asked | None = None
+    ) -> NormGradients | None:
+        """Return the gradients of a batch norm under T; None without kernels."""
 
 
 LAYER = ("input", "weight", "bias")

@@ -8,8 +8,8 @@ over samples n and positions p. T multiplies by an f that no sample changes, so
 The inner sums are made where the statistic, the sum of g^2 over n, is made: in one pass over g.
 T(g), as large as sigma, is never made, nor waited for where r is updated first. Of a batch norm in
 training, with weight and bias, of channels-last images on a GPU, they are made by an op of our own
-(:mod:`~virtualgrad.operators.rms_op`): a compiler puts the sums of many layers that share a g into
-one kernel, of few programs and long loops.
+(:mod:`~virtualgrad.operators.rms_op`), and those for the input's gradient with them: a compiler
+puts the sums of many layers that share a g into one kernel, of few programs and long loops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import RMS, kernels
-from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.operators.kernels_of_norms import Norm, pull_back
 from virtualgrad.operators.rms_compiled import InCompiledPass
 from virtualgrad.virtual.calls import Call
 from virtualgrad.virtual.ops import map_arguments
@@ -37,42 +37,73 @@ class How(NamedTuple):
     Attributes:
         passed: T in this pass.
         arguments: what the parameters are called.
-        by_op: whether one op makes them of x, mean and 1 / deviation; of x^ otherwise.
     """
 
     passed: InCompiledPass
     arguments: Sequence[str]
-    by_op: bool
 
 
 class Sums(torch.autograd.Function):
     """sigma itself; in backward g itself to it, and the sums above to weight and bias."""
 
     @staticmethod
-    def forward(ctx: Any, how: How, sigma: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, how: How, sigma: Tensor, normalized: Tensor, *parameters: Tensor
+    ) -> Tensor:
         """Return sigma; compilers want another tensor, and make none."""
-        values = tensors[: -len(how.arguments)]  # behind them the parameters
-        ctx.how, ctx.number = how, len(values)
-        ctx.kinds = [(parameter.shape, parameter.dtype) for parameter in tensors[len(values) :]]
-        ctx.save_for_backward(*values)
+        ctx.how = how
+        ctx.kinds = [(parameter.shape, parameter.dtype) for parameter in parameters]
+        ctx.save_for_backward(normalized)
         return sigma.clone()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         """Return g, and the gradients of the parameters."""
-        passed, arguments, by_op = ctx.how
-        sums: Sequence[Tensor]
-        if by_op:
-            sums = passed.norm_sums(g, Normalized(*ctx.saved_tensors)).unbind()
-        else:
-            (normalized,) = ctx.saved_tensors
-            sums = passed.sums(g, [normalized if name == "weight" else None for name in arguments])
-        # An axis of one number counts as none: of one channel there is a lone sum.
-        found = [
-            one.to(dtype).reshape(shape)
-            for one, (shape, dtype) in zip(sums, ctx.kinds, strict=True)
-        ]
-        return None, g, *[None] * ctx.number, *found
+        passed, arguments = ctx.how
+        (normalized,) = ctx.saved_tensors
+        times = [normalized if name == "weight" else None for name in arguments]
+        return None, g, None, *_as_parameters(passed.sums(g, times), ctx.kinds)
+
+
+class NormByOp(torch.autograd.Function):
+    """sigma, of the op's own; in backward all gradients of a batch norm, by sums that an op makes.
+
+    The compiler would sum g and g x^ once more for the input's, in a pass of its own.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - apply takes no keywords
+        ctx: Any,
+        passed: InCompiledPass,
+        sigma: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        deviation: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
+        """Return sigma, as above."""
+        ctx.passed = passed
+        ctx.kinds = [(parameter.shape, parameter.dtype) for parameter in (weight, bias)]
+        ctx.save_for_backward(x, mean, deviation, weight)
+        return sigma.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+        """Return the gradients of the input, the weight and the bias."""
+        norm = Norm(*ctx.saved_tensors)
+        of_weight, of_bias, *of_input = ctx.passed.norm_sums(g, norm).unbind()
+        pulled = pull_back(g, norm, *of_input)
+        parameters = _as_parameters((of_weight, of_bias), ctx.kinds)
+        return None, None, pulled, None, None, *parameters
+
+
+def _as_parameters(sums: Sequence[Tensor], kinds: Sequence[tuple[Any, Any]]) -> list[Tensor]:
+    """The sums with the shapes and dtypes of the parameters.
+
+    An axis of one number counts as none: of one channel there is a lone sum.
+    """
+    return [one.to(dtype).reshape(shape) for one, (shape, dtype) in zip(sums, kinds, strict=True)]
 
 
 def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
@@ -99,9 +130,12 @@ def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
         return None
     passed = InCompiledPass(operator, site, sigma)
     arguments = [use.argument for use in call.uses]
-    values = _normalized_by_batch(call, arguments, passed, sigma)
-    how = How(passed, arguments, values is not None)
-    result: Tensor = Sums.apply(how, sigma, *(values or (_normalized(call, sigma),)), *parameters)
+    result: Tensor
+    norm = _normalized_by_batch(call, arguments, passed, sigma)
+    if norm is not None:
+        result = NormByOp.apply(passed, sigma.detach(), *norm, *parameters)
+    else:
+        result = Sums.apply(How(passed, arguments), sigma, _normalized(call, sigma), *parameters)
     return result
 
 
@@ -122,8 +156,8 @@ def _normalized(call: Call, sigma: Tensor) -> Tensor:
 
 def _normalized_by_batch(
     call: Call, arguments: Sequence[str], passed: InCompiledPass, sigma: Tensor
-) -> Normalized | None:
-    """How a batch norm in training makes x^, for an op of our own; None where that is not used.
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """x, mean and 1 / deviation of a batch norm in training; None where no op makes the sums.
 
     In the words in which compilers decompose a batch norm: they compute the two once.
     """
@@ -133,11 +167,11 @@ def _normalized_by_batch(
         return None
     if not passed.sees_images(sigma):
         return None
-    x = call.bound["input"].detach()
-    if x.dtype not in kernels.DTYPES:
+    x = call.bound["input"]
+    if x.dtype not in kernels.DTYPES or x.numel() == 0:
         return None
     others = [axis for axis in range(x.dim()) if axis != 1]
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     variance, mean = torch.var_mean(wide, others, correction=0, keepdim=True)
     deviation = torch.rsqrt(variance + call.bound.get("eps", 1e-5))
-    return Normalized(x, mean.flatten(), deviation.flatten())
+    return x, mean.flatten(), deviation.flatten()

@@ -11,7 +11,7 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from virtualgrad.errors import OperatorError, TransformError
 from virtualgrad.operators import Operator, StatefulOperator, apply_operator, identity
-from virtualgrad.operators.kernels_of_sums import Normalized
+from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
 from virtualgrad.sites import Site
 from virtualgrad.virtual.asked import Asked
 
@@ -145,18 +145,18 @@ class Transform:
         made: tuple[Tensor, Tensor | None] = make(self.operator, g, self.site, axis)
         return made
 
-    def norm_sums(
-        self, g: Tensor, normalized: Normalized, asked: Asked | None = None
-    ) -> Tensor | None:
-        """Return the gradients of a batch norm's weight and bias under T, as rows; else None.
+    def norm_gradients(
+        self, g: Tensor, norm: Norm, *, into: Tensor | None, asked: Asked | None = None
+    ) -> NormGradients | None:
+        """Return the gradients of a batch norm, weight's and bias' under T; None without kernels.
 
         If there are some, they stand for the call of this.
         """
-        make = getattr(type(self.operator), "norm_sums", None)
+        make = getattr(type(self.operator), "norm_gradients", None)
         if make is None or (asked is not None and self._brought() is not None):
             return None
         refuse_batched(g, self.site)
-        made: Tensor | None = make(self.operator, g, self.site, normalized)
+        made: NormGradients | None = make(self.operator, g, self.site, norm, into=into)
         if made is not None:
             self.current.consumed = True
             if asked is not None:
