@@ -208,7 +208,13 @@ _add(
     pull_back=_running_statistics_untouched(F.instance_norm, "use_input_stats"),
 )
 _affine = "weight:weight bias:bias"
-_add("layer_norm", f"input shape {_affine}", normalized, F.layer_norm, torch.layer_norm)
+_add(
+    "layer_norm",
+    f"input normalized_shape {_affine} eps",
+    normalized,
+    F.layer_norm,
+    torch.layer_norm,
+)
 _add("rms_norm", "input shape weight:weight", normalized, F.rms_norm, torch.rms_norm)
 _add(
     "group_norm",

@@ -17,6 +17,7 @@ from virtualgrad.sites import Site
 from virtualgrad.sites.functions import FunctionRule
 from virtualgrad.sites.site import CONVOLUTION_OPS
 from virtualgrad.virtual.convolutions import Convolution, Geometry, geometry
+from virtualgrad.virtual.layer_norms import LayerNorm, layer_norm_arguments
 from virtualgrad.virtual.norms import BatchNorm, batch_norm_arguments
 from virtualgrad.virtual.ops import Transforms, hold_fixed
 from virtualgrad.virtual.products import PRODUCTS
@@ -116,15 +117,23 @@ class Fused:
         return lambda transforms, x: apply(transforms, shape, x, *others)
 
 
+NORMS: dict[str, tuple[Any, Callable[[dict[str, Any]], tuple[Any, ...] | None]]] = {
+    "batch_norm": (BatchNorm, batch_norm_arguments),
+    "layer_norm": (LayerNorm, layer_norm_arguments),
+}
+"""Op -> its Function, and what that takes behind the input."""
+
+
 def one_forward(op: str, bound: dict[str, Any]) -> Fused | None:
     """The op as a Function that needs one forward only; None if it has none."""
     if any(isinstance(value, Tensor) and value.is_complex() for value in bound.values()):
         return None  # the general way conjugates as autograd does
     if op == "linear" and bound["weight"].dim() != 2:
         return None
-    if op == "batch_norm":
-        arguments = batch_norm_arguments(bound)
-        return None if arguments is None else Fused(BatchNorm, arguments)
+    if op in NORMS:
+        norm, behind_input = NORMS[op]
+        arguments = behind_input(bound)
+        return None if arguments is None else Fused(norm, arguments)
     if op in PRODUCTS:
         function, names = PRODUCTS[op]
         return Fused(function, tuple(bound.get(name) for name in names[1:]))

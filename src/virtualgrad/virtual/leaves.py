@@ -175,6 +175,11 @@ def _of_convolution(layer: Any) -> tuple[Any, ...]:
     return weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups
 
 
+def _of_layer_norm(layer: Any) -> tuple[Any, ...]:
+    parameters = layer._parameters
+    return layer.normalized_shape, parameters["weight"], parameters["bias"], layer.eps
+
+
 def _of_batch_norm(layer: Any) -> tuple[Any, ...] | None:
     buffers, parameters, training = layer._buffers, layer._parameters, layer.training
     if "running_mean" not in buffers or "running_var" not in buffers:
@@ -205,7 +210,7 @@ def known_leaves() -> dict[type[nn.Module], Leaf]:
         Leaf.of(nn.BatchNorm1d, "batch_norm", _of_batch_norm, _count_batch),
         Leaf.of(nn.BatchNorm2d, "batch_norm", _of_batch_norm, _count_batch),
         Leaf.of(nn.BatchNorm3d, "batch_norm", _of_batch_norm, _count_batch),
-        Leaf.of(nn.LayerNorm, "layer_norm"),
+        Leaf.of(nn.LayerNorm, "layer_norm", _of_layer_norm),
         Leaf.of(nn.GroupNorm, "group_norm"),
     )
     return {

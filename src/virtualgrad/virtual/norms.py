@@ -6,7 +6,7 @@ would normalize twice, which is most of the time of a batch norm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -63,10 +63,7 @@ class BatchNorm(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         """Run the batch norm."""
-        ctx.operands = LAYER
-        if weight is None or bias is None:
-            given = zip(LAYER, (x, weight, bias), strict=True)
-            ctx.operands = tuple(name for name, tensor in given if tensor is not None)
+        ctx.operands = operands_of(x, weight, bias)
         sigma, mean, deviation, reserve, kernel = torch._batch_norm_impl_index(
             x,
             weight,
@@ -89,18 +86,15 @@ class BatchNorm(torch.autograd.Function):
         if g is None:
             return (None,) * 9
         x, weight, running_mean, running_var, mean, deviation, reserve = ctx.saved_tensors
-        needed = list(ctx.needs_input_grad[1:4])
         if kernels.may_launch(g.device):
             given, g = g, _laid_out_as(x, g)
             made = _by_kernels(ctx, g, Norm(x, mean, deviation, weight), is_ours=g is not given)
             if made is not None:
                 of_weight, of_bias = (as_dtype(one, weight.dtype) for one in made[:2])
                 return None, made.input, of_weight, of_bias, None, None, None, None, None
-        asked = _incoming(ctx, g, needed)
-        result: list[Tensor | None] = [None, None, None]
-        for one in {id(t.g): t.g for t in asked if t is not None}.values():
-            mask = [t is not None and t.g is one for t in asked]
-            found = _BACKWARD(
+
+        def backward(one: Tensor, mask: list[bool]) -> Any:
+            return _BACKWARD(
                 ctx.kernel,
                 x,
                 one,
@@ -114,10 +108,38 @@ class BatchNorm(torch.autograd.Function):
                 mask,
                 reserve,
             )
-            for k, t in enumerate(asked):
-                if t is not None and mask[k]:
-                    result[k] = t.scaled(found[k])
-        return None, *result, None, None, None, None, None
+
+        return None, *pulled_back(ctx, g, 1, backward), None, None, None, None, None
+
+
+def operands_of(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[str, ...]:
+    """The names of those that a norm has of an input, a weight and a bias."""
+    if weight is not None and bias is not None:
+        return LAYER
+    given = zip(LAYER, (x, weight, bias), strict=True)
+    return tuple(name for name, tensor in given if tensor is not None)
+
+
+def pulled_back(
+    ctx: Any, g: Tensor, row_axis: int | None, backward: Callable[[Tensor, list[bool]], Any]
+) -> list[Tensor | None]:
+    """The gradients of a norm's input, weight and bias: of g, or of T(g), as each of them gets it.
+
+    Args:
+        ctx: of the norm's Function.
+        g: dJ/dsigma.
+        row_axis: the axis of g that is that of weight and bias, if there is just one.
+        backward: of the norm: what is pulled back, and which of the three are wanted.
+    """
+    asked = _incoming(ctx, g, row_axis)
+    result: list[Tensor | None] = [None, None, None]
+    for one in {id(t.g): t.g for t in asked if t is not None}.values():
+        mask = [t is not None and t.g is one for t in asked]
+        found = backward(one, mask)
+        for k, t in enumerate(asked):
+            if t is not None and mask[k]:
+                result[k] = t.scaled(found[k])
+    return result
 
 
 def _laid_out_as(x: Tensor, g: Tensor) -> Tensor:
@@ -134,13 +156,14 @@ def _laid_out_as(x: Tensor, g: Tensor) -> Tensor:
     return torch.empty_like(x, dtype=g.dtype).copy_(g)
 
 
-def _incoming(ctx: Any, g: Tensor, needed: list[bool]) -> list[Incoming | None]:
+def _incoming(ctx: Any, g: Tensor, row_axis: int | None) -> list[Incoming | None]:
     """What input, weight and bias are to pull back, whichever of them there are."""
+    needed = ctx.needs_input_grad[1:4]
     if ctx.operands is LAYER:
-        return transformed_gradients(ctx, g, LAYER, needed, row_axis=1)
+        return transformed_gradients(ctx, g, LAYER, needed, row_axis)
     is_needed = dict(zip(LAYER, needed, strict=True))
     pulled = transformed_gradients(
-        ctx, g, ctx.operands, [is_needed[name] for name in ctx.operands], row_axis=1
+        ctx, g, ctx.operands, [is_needed[name] for name in ctx.operands], row_axis
     )
     incoming = dict(zip(ctx.operands, pulled, strict=True))
     return [incoming.get(name) for name in LAYER]
