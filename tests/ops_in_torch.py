@@ -38,13 +38,13 @@ def transform(g: Tensor, kept: Kept) -> Tensor:
 
 
 def norm_sums(g: Tensor, norm: Norm, kept: Kept) -> Tensor:
-    """The sums of T(g) x^, T(g), g x^ and g, as rows."""
+    """The sums of g x^, g, T(g) x^ and T(g), as rows."""
     of_channel = (1, -1, *([1] * (g.dim() - 2)))
     x, mean, deviation, _ = norm
     hat = (x - mean.view(of_channel)) * deviation.view(of_channel)
     wide = accumulated(g)
     others = [axis for axis in range(g.dim()) if axis != 1]
-    found = [(one * by).sum(others) for one in (wide * factor(g, kept), wide) for by in (hat, 1)]
+    found = [(one * by).sum(others) for one in (wide, wide * factor(g, kept)) for by in (hat, 1)]
     return torch.stack(found)
 
 

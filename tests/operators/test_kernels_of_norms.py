@@ -83,11 +83,32 @@ def compare_norm(device: str, case: NormCase) -> None:
         assert torch.equal(g, found.input)
 
 
-@pytest.mark.parametrize("most", [2, 2112])  # programs: blocks one after the other, or at once
 @pytest.mark.parametrize("case", NORM_CASES, ids=str)
-def check_batch_norm(case, most, monkeypatch):
-    monkeypatch.setattr(kernels_of_norms, "MOST_PROGRAMS", most)
+def check_batch_norm(case):
     compare_norm("cpu", case)
+
+
+@pytest.mark.parametrize("case", NORM_CASES[:-2], ids=str)
+def check_batch_norm_of_few_programs(case, monkeypatch):
+    monkeypatch.setattr(kernels_of_norms, "MOST_PROGRAMS", 2)  # one block after the other
+    monkeypatch.setattr(kernels_of_norms, "MOST_POSITIONS", 9)
+    compare_norm("cpu", case)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 4, 5, 5)])
+def check_a_weight_with_gaps(shape):
+    torch.manual_seed(0)
+    g, x = torch.randn(2, *shape).unbind()
+    norm = Norm(x, torch.randn(4), torch.rand(4), torch.randn(4, 3)[:, 1])
+    fused = prepare_norm(g, x, torch.rand_like(g[0]), (0,))
+    found = fused(g, norm, torch.rand_like(g[0]), None, FIRST, torch.empty_like(g))[0].input
+    hat = (x - by_channel(norm.mean, x)) * by_channel(norm.deviation, x)
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    torch.testing.assert_close(found, pull_back(g, norm, (g * hat).sum(axes), g.sum(axes)))
+
+
+def by_channel(t: Tensor, x: Tensor) -> Tensor:
+    return t.view(-1, *[1] * (x.dim() - 2))
 
 
 @pytest.mark.slow
@@ -99,7 +120,7 @@ def test_the_kernels_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
-@pytest.mark.parametrize("most", [2, 2112])
+@pytest.mark.parametrize("most", [2, 2112])  # programs: one block after the other, or at once
 @pytest.mark.parametrize("case", NORM_CASES, ids=str)
 def test_the_kernels_on_a_gpu(case: NormCase, most: int) -> None:
     with mock.patch.object(kernels_of_norms, "MOST_PROGRAMS", most):

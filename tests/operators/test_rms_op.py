@@ -150,7 +150,9 @@ def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way) -> None:
         sums, launch = rms_op.launch_of_norm_sums(g, *norm[:3], for_op(ours, g, way))
         launched(norm_kernel.norm_sums_and_write, g, launch)
         expected = ops_in_torch.norm_sums(g, norm, for_op(theirs, g, way))
-        found, launch = rms_op.launch_of_totals(sums, channels)
+        added = rms_op.launch_of_totals(sums, channels)
+        assert added is not None
+        found, launch = added
         launched(norm_kernel.add_positions, g, launch)
         torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours.candidate, theirs.candidate, rtol=1e-5, atol=1e-6)

@@ -193,6 +193,37 @@ def test_an_input_that_is_overwritten_is_noticed(
     assert not by_ops
 
 
+class OverwritingInside(nn.Module):
+    """A convolution's sigma, normalized, and then overwritten; or a new tensor in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+        self.in_place = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        sigma = self.conv(x)
+        y: Tensor = self.norm(sigma)
+        sigma = sigma.mul_(3) if self.in_place else sigma * 3
+        return y.tanh() + sigma.sum()
+
+
+def test_an_input_that_is_overwritten_is_kept_for_the_op(by_ops: list[str]) -> None:
+    """Plain torch refuses it; the op has the value that was normalized, and not what came after."""
+    torch._dynamo.reset()
+    x = torch.randn(6, *IMAGE, dtype=torch.float64).to(memory_format=torch.channels_last)
+    model = OverwritingInside().double().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    twin = copy.deepcopy(model)
+    twin.in_place = False
+    for one, backend in ((model, "aot_eager"), (twin, None)):
+        with SVGD(one, 1e-2):
+            run = one if backend is None else torch.compile(one, backend=backend, fullgraph=True)
+            run(x).pow(3).mean().backward()
+    assert "norm_sums" in by_ops
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-10, atol=1e-14)
+
+
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_an_empty_batch_teaches_nothing(order: torch.memory_format, by_ops: list[str]) -> None:
     model = images().to(memory_format=order)  # type: ignore[call-overload]

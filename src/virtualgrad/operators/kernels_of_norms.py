@@ -83,13 +83,17 @@ class NormBackward:
         self._sizes = (*sizes, width, blocks)
         self._meta = (self._last, *tile.shape)
         self._launch = Launch(norm_kernel.norm_sums, (programs, 1, 1), g, tile.warps)
-        added = add_up_positions(width, self._channels, last=self._last)
-        self._launch_totals = Launch(norm_kernel.add_positions, (*added.grid, 1), g, added.warps)
-        self._others_of_totals = added.arguments
+        self._addition = add_up_positions(width, self._channels, last=self._last)
+        if self._addition is not None:
+            added = self._addition
+            self._launch_addition = Launch(
+                norm_kernel.add_positions, (*added.grid, 1), g, added.warps
+            )
         rows, columns = tile_of_input(m, n)
-        grid = (-(-n // columns), -(-m // rows), 1)
+        blocks = -(-n // columns)
+        grid = (blocks * -(-m // rows), 1, 1)
         self._launch_input = Launch(norm_kernel.norm_input, grid, g, WARPS_OF_INPUT)
-        self._others_of_input = (*sizes, self._last, rows, columns)
+        self._others_of_input = (*sizes, blocks, self._last, rows, columns)
 
     def __call__(  # noqa: PLR0917 - called once for every layer
         self,
@@ -111,6 +115,7 @@ class NormBackward:
             into: where dJ/dx is to be written, laid out as g, or g itself; None if not asked for.
         """
         x, mean, deviation, weight = norm
+        weight = weight.contiguous()  # it may be a view of a parameter
         root = torch.empty_like(r)
         sums = torch.empty(self._sums, dtype=torch.float32, device=g.device)
         out = into if self._is_whole else None
@@ -118,14 +123,26 @@ class NormBackward:
         others = (*self._sizes, *map(float, update), *self._meta)
         before = earlier if earlier is None else earlier.dtype
         self._launch(given, others, (mean.dtype, before, weight.dtype, out is None))
-        totals = sums
-        if self._sums[1] != self._channels:
-            totals = torch.empty(4, self._channels, dtype=torch.float32, device=g.device)
-            self._launch_totals((sums, totals), self._others_of_totals)
+        totals = self._added_up(sums)
         if into is not None and out is None:
-            tensors = (g, x, mean, deviation, weight, totals[2:], into)
+            tensors = (g, x, mean, deviation, weight, totals, into)
             self._launch_input(tensors, self._others_of_input, (mean.dtype, weight.dtype))
-        return NormGradients(totals[0], totals[1], into), root
+        return NormGradients(totals[2], totals[3], into), root
+
+    def _added_up(self, sums: Tensor) -> Tensor:
+        """The sums of columns, added up over positions: rows of a number for each channel."""
+        channels = self._channels
+        if sums.shape[1] == channels:
+            return sums
+        if self._addition is None:
+            return (
+                sums.view(4, -1, channels).sum(1)
+                if self._last
+                else sums.view(4, channels, -1).sum(2)
+            )
+        totals = torch.empty(4, channels, dtype=torch.float32, device=sums.device)
+        self._launch_addition((sums, totals), self._addition.arguments)
+        return totals
 
 
 class Addition(NamedTuple):
@@ -136,13 +153,16 @@ class Addition(NamedTuple):
     warps: int
 
 
-def add_up_positions(width: int, channels: int, *, last: bool) -> Addition:
-    """The launch for four rows of sums; channels lie innermost (``last``), or outermost."""
+def add_up_positions(width: int, channels: int, *, last: bool) -> Addition | None:
+    """The launch for four rows of sums; None where torch's own sum is better.
+
+    That is so where channels lie outermost (not ``last``), or are few.
+    """
     positions = width // channels
-    apart = (channels, 1) if last else (1, positions)
+    if not last or positions > MOST_POSITIONS:
+        return None
     rows, columns = 512, 8  # 32 bytes, which memory hands over together
-    grid = (-(-channels // columns), 4)
-    return Addition(grid, (positions, channels, width, *apart, rows, columns), 8)
+    return Addition((-(-channels // columns), 4), (positions, channels, rows, columns), 8)
 
 
 class SumsTile(NamedTuple):
@@ -166,6 +186,7 @@ class SumsTile(NamedTuple):
 MANY_COLUMNS = 2**15
 MOST_PROGRAMS = 2112
 MOST_ROWS = 1024
+MOST_POSITIONS = 2**14
 WARPS_OF_INPUT = 4
 NUMBERS_OF_INPUT = 2048
 

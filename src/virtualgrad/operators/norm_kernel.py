@@ -82,14 +82,17 @@ def _write_input(  # noqa: PLR0917 - as above
 
 @triton.jit
 def _store_sums(  # noqa: PLR0917 - as above
-    sums, columns, width, by_weight, by_bias, products, plain
+    sums, columns, width, products, plain, by_weight, by_bias
 ):  # pragma: no cover - as above
     """One row for each of the four, of as many numbers as all programs have columns at a time."""
     inside = columns < width
+    tl.store(sums + columns, products, mask=inside)
+    sums += width  # one by one: three times the width may pass 2^31
+    tl.store(sums + columns, plain, mask=inside)
+    sums += width
     tl.store(sums + columns, by_weight, mask=inside)
-    tl.store(sums + width + columns, by_bias, mask=inside)
-    tl.store(sums + 2 * width + columns, products, mask=inside)
-    tl.store(sums + 3 * width + columns, plain, mask=inside)
+    sums += width
+    tl.store(sums + columns, by_bias, mask=inside)
 
 
 @triton.jit(do_not_specialize=["m", "blocks"])
@@ -120,7 +123,7 @@ def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
-    """Sums of f g x^, f g, g x^ and g, over the samples of some columns, in one pass over g and x.
+    """Sums of g x^, g, f g x^ and f g, over the samples of some columns, in one pass over g and x.
 
     With x^ = (x - mean) deviation, and f = s / sqrt(rho r + w q + eps): r updated first, or rho = 1
     and w = 0. A program takes one block of columns after the other, ``width`` apart, which is a
@@ -151,7 +154,7 @@ def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
         all_products += products
         all_plain += plain
     all_products *= spread
-    _store_sums(sums, first, width, spread * by_weight, by_bias, all_products, all_plain)
+    _store_sums(sums, first, width, all_products, all_plain, spread * by_weight, by_bias)
     if out is not None:
         by = spread * tl.load(affine + first, mask=first < n, other=0.0).to(tl.float32)
         slope, level = spread * all_products / m, all_plain / m
@@ -222,7 +225,7 @@ def norm_sums_and_write(  # noqa: PLR0917 - as above
         by_bias += f * plain
         all_products += products
         all_plain += plain
-    _store_sums(sums, first, width, spread * by_weight, by_bias, spread * all_products, all_plain)
+    _store_sums(sums, first, width, spread * all_products, all_plain, spread * by_weight, by_bias)
 
 
 @triton.jit(do_not_specialize=["positions"])
@@ -231,20 +234,17 @@ def add_positions(  # noqa: PLR0917 - as above
     totals,  # (4, channels)
     positions,
     channels,
-    width,
-    between_positions,
-    between_channels,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
-    """Add up one of the four rows of sums over the positions of some channels."""
+    """Add up one of the four rows of sums over the positions of some channels, the innermost."""
     channel = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = channel < channels
-    of_row = sums + tl.program_id(1).to(tl.int64) * width
+    of_row = sums + tl.program_id(1) * positions * channels
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, positions, ROWS):
         here = start + tl.arange(0, ROWS)
-        at = here[:, None] * between_positions + channel[None, :] * between_channels
+        at = here[:, None] * channels + channel[None, :]
         total += tl.load(of_row + at, (here < positions)[:, None] & inside[None, :], other=0.0)
     tl.store(totals + tl.program_id(1) * channels + channel, tl.sum(total, axis=0), mask=inside)
 
@@ -256,26 +256,28 @@ def norm_input(  # noqa: PLR0917 - as above
     mean,
     deviation,
     affine,
-    sums,  # of g x^ and g, for each channel
+    totals,  # of which the first rows are the sums of g x^ and of g
     out,
     m,
     n,
     stride,
     stride_x,
     channels,
+    blocks,  # of columns
     LAST: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
     """W deviation (g - mean of g - x^ * mean of g x^), means over the batch and its positions."""
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    program = tl.program_id(0)  # of a second axis there may be too many
+    columns = program % blocks * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < n
     channel = _channel_of(columns, n, channels, LAST)
     count = 1.0 * m * (n // channels)
     center = tl.load(mean + channel, mask=inside, other=0.0)
     spread = tl.load(deviation + channel, mask=inside, other=0.0)
-    slope = spread * tl.load(sums + channel, mask=inside, other=0.0) / count
-    level = tl.load(sums + channels + channel, mask=inside, other=0.0) / count
+    slope = spread * tl.load(totals + channel, mask=inside, other=0.0) / count
+    level = tl.load(totals + channels + channel, mask=inside, other=0.0) / count
     by = spread * tl.load(affine + channel, mask=inside, other=0.0).to(tl.float32)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    rows = program // blocks * ROWS + tl.arange(0, ROWS)
     _write_input(g, x, out, rows, columns, center, slope, level, by, m, n, stride, stride_x)

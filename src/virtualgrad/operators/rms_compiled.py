@@ -125,7 +125,7 @@ class InCompiledPass:
         return number
 
     def norm_sums(self, g: Tensor, norm: Norm) -> Tensor:
-        """Sums of T(g) x^, T(g), g x^ and g for each channel of a batch norm; prepare the new r.
+        """Sums of g x^, g, T(g) x^ and T(g) for each channel of a batch norm; prepare the new r.
 
         By an op of our own, where it :meth:`sees_images`.
         """

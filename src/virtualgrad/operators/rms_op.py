@@ -79,7 +79,7 @@ def transform(g: Tensor, kept: Kept) -> Tensor:
 
 
 def norm_sums(g: Tensor, norm: Norm, kept: Kept) -> Tensor:
-    """Return, for each channel of a batch norm, the sums of T(g) x^, T(g), g x^ and g, as rows.
+    """Return, for each channel of a batch norm, the sums of g x^, g, T(g) x^ and T(g), as rows.
 
     It writes the candidate.
     """
@@ -129,10 +129,13 @@ def launch_of_norm_sums(
     return sums, Launch((programs,), (*tensors, *sizes, *modes), tile.warps)
 
 
-def launch_of_totals(sums: Tensor, channels: int) -> tuple[Tensor, Launch]:
-    """Those sums, added up over positions, as yet empty, and the launch that adds them up."""
+def launch_of_totals(sums: Tensor, channels: int) -> tuple[Tensor, Launch] | None:
+    """Those sums, added up over positions, as yet empty, and the launch; None where torch adds."""
+    addition = add_up_positions(sums.shape[1], channels, last=True)
+    if addition is None:
+        return None
+    grid, sizes, warps = addition
     totals = torch.empty(4, channels, dtype=torch.float32, device=sums.device)
-    grid, sizes, warps = add_up_positions(sums.shape[1], channels, last=True)
     return totals, Launch(grid, (sums, totals, *sizes), warps)
 
 
@@ -205,7 +208,10 @@ def _ops() -> tuple[Any, ...]:
         wrap_triton(norm_kernel.norm_sums_and_write)[grid](*arguments, num_warps=warps)
         if sums.shape[1] == r.shape[0]:
             return sums
-        totals, (grid, arguments, warps) = launch_of_totals(sums, r.shape[0])
+        added = launch_of_totals(sums, r.shape[0])
+        if added is None:
+            return sums.view(4, -1, r.shape[0]).sum(1)
+        totals, (grid, arguments, warps) = added
         wrap_triton(norm_kernel.add_positions)[grid](*arguments, num_warps=warps)
         return totals
 

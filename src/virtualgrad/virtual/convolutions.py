@@ -141,7 +141,7 @@ class Convolution(torch.autograd.Function):
             grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
         if for_bias is not None:
             if grad_bias is None:
-                grad_bias = _sum_by_channel(for_bias.g)
+                grad_bias = _sum_by_channel(for_bias.g, is_transformed=for_bias.g is not g)
             grad_bias = for_bias.scaled(as_dtype(grad_bias, bias[1]))
         del for_weight, for_bias  # and T(g) with them, before more is made
         if for_x is not None:
@@ -160,9 +160,9 @@ def _sums_samples_first(g: Tensor) -> bool:
     return g.is_cuda and not torch.compiler.is_compiling()
 
 
-def _sum_by_channel(g: Tensor) -> Tensor:
-    """The sum over all axes but the second."""
-    if not _sums_samples_first(g):
+def _sum_by_channel(g: Tensor, *, is_transformed: bool) -> Tensor:
+    """The sum over all axes but the second; of a true g as torch's own backward makes it."""
+    if not is_transformed or not _sums_samples_first(g):
         return g.sum([axis for axis in range(g.dim()) if axis != 1])
     wide = torch.promote_types(g.dtype, torch.float32)
     return g.sum(0, dtype=wide).sum(list(range(1, g.dim() - 1)))

@@ -87,8 +87,7 @@ class BatchNorm(torch.autograd.Function):
             return (None,) * 9
         x, weight, running_mean, running_var, mean, deviation, reserve = ctx.saved_tensors
         if kernels.may_launch(g.device):
-            given, g = g, _laid_out_as(x, g)
-            made = _by_kernels(ctx, g, Norm(x, mean, deviation, weight), is_ours=g is not given)
+            made = _by_kernels(ctx, g, Norm(x, mean, deviation, weight))
             if made is not None:
                 of_weight, of_bias = (as_dtype(one, weight.dtype) for one in made[:2])
                 return None, made.input, of_weight, of_bias, None, None, None, None, None
@@ -145,8 +144,7 @@ def pulled_back(
 def _laid_out_as(x: Tensor, g: Tensor) -> Tensor:
     """The numbers of each sample of g as those of x lie in memory, as a rule g itself.
 
-    A g that comes from a mean over positions, say, lies otherwise than channels-last images. Torch
-    copies it as well, but for each of its calls.
+    A g that comes from a mean over positions, say, lies otherwise than channels-last images.
     """
     if g.stride() == x.stride() or type(g) is not Tensor or type(x) is not Tensor:
         return g
@@ -169,15 +167,8 @@ def _incoming(ctx: Any, g: Tensor, row_axis: int | None) -> list[Incoming | None
     return [incoming.get(name) for name in LAYER]
 
 
-def _by_kernels(ctx: Any, g: Tensor, norm: Norm, *, is_ours: bool) -> NormGradients | None:
-    """All gradients at once, weight's and bias' under their one T, where there are kernels.
-
-    Args:
-        ctx: of the Function.
-        g: dJ/dsigma.
-        norm: the batch norm.
-        is_ours: whether g is a copy, which may be overwritten by the input's gradient.
-    """
+def _by_kernels(ctx: Any, g: Tensor, norm: Norm) -> NormGradients | None:
+    """All gradients at once, weight's and bias' under their one T, where there are kernels."""
     transform = ctx.transforms.get("weight")
     if transform is None or ctx.transforms.get("bias") is not transform:
         return None
@@ -191,9 +182,9 @@ def _by_kernels(ctx: Any, g: Tensor, norm: Norm, *, is_ours: bool) -> NormGradie
     if not (is_wanted(ctx, 1, edges) and is_wanted(ctx, 2, edges)):
         return None
     asked = asked_of(ctx, transform, [1, 2], edges)
-    into = None
-    if ctx.needs_input_grad[1]:
-        may_overwrite = is_ours and asked is None and g.dtype == norm.x.dtype
-        into = g if may_overwrite else torch.empty_like(g, dtype=norm.x.dtype)
-    made: NormGradients | None = transform.norm_gradients(g, norm, into=into, asked=asked)
+    laid_out, into = _laid_out_as(norm.x, g), None
+    if ctx.needs_input_grad[1]:  # it may overwrite a copy that nobody is to see
+        may_overwrite = laid_out is not g and asked is None and g.dtype == norm.x.dtype
+        into = laid_out if may_overwrite else torch.empty_like(laid_out, dtype=norm.x.dtype)
+    made: NormGradients | None = transform.norm_gradients(laid_out, norm, into=into, asked=asked)
     return made

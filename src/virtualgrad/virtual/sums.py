@@ -85,16 +85,17 @@ class NormByOp(torch.autograd.Function):
         """Return sigma, as above."""
         ctx.passed = passed
         ctx.kinds = [(parameter.shape, parameter.dtype) for parameter in (weight, bias)]
-        ctx.save_for_backward(x, mean, deviation, weight)
+        # A copy, which costs a compiler nothing unless x is overwritten later: nobody would notice.
+        ctx.save_for_backward(x.clone(), mean, deviation, weight)
         return sigma.clone()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
         """Return the gradients of the input, the weight and the bias."""
         norm = Norm(*ctx.saved_tensors)
-        of_weight, of_bias, *of_input = ctx.passed.norm_sums(g, norm).unbind()
-        pulled = pull_back(g, norm, *of_input)
-        parameters = _as_parameters((of_weight, of_bias), ctx.kinds)
+        of_product, of_g, *of_parameters = ctx.passed.norm_sums(g, norm).unbind()
+        pulled = pull_back(g, norm, of_product, of_g)
+        parameters = _as_parameters(of_parameters, ctx.kinds)
         return None, None, pulled, None, None, *parameters
 
 
