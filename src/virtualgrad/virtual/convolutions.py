@@ -133,36 +133,19 @@ class Convolution(torch.autograd.Function):
         if for_weight is not None:  # with it, whatever is to pull back the same
             with_x = for_x is not None and for_x.g is for_weight.g
             with_bias = for_bias is not None and for_bias.g is for_weight.g
-            if for_weight.g is not g and _sums_samples_first(g):
-                with_bias = False
             grad_x, grad_weight, grad_bias = _BACKWARD(
                 for_weight.g, *factors, *shape.in_backward, [with_x, True, with_bias]
             )
             grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
+        del for_weight  # and T(g) with it, unless the bias has it, too, before more is made
         if for_bias is not None:
             if grad_bias is None:
-                grad_bias = _sum_by_channel(for_bias.g, is_transformed=for_bias.g is not g)
+                grad_bias = for_bias.g.sum([axis for axis in range(g.dim()) if axis != 1])
             grad_bias = for_bias.scaled(as_dtype(grad_bias, bias[1]))
-        del for_weight, for_bias  # and T(g) with them, before more is made
+        del for_bias
         if for_x is not None:
             if grad_x is None:
                 mask = [True, False, False]
                 grad_x = _BACKWARD(for_x.g, *factors, *shape.in_backward, mask)[0]
             grad_x = as_dtype(grad_x, ctx.dtypes[0])
         return None, None, grad_x, grad_weight, grad_bias
-
-
-def _sums_samples_first(g: Tensor) -> bool:
-    """Whether it is better to sum g over the samples before the positions.
-
-    So it is on a GPU: of all at once torch makes parts, 8 MB of them, and takes twice the time.
-    """
-    return g.is_cuda and not torch.compiler.is_compiling()
-
-
-def _sum_by_channel(g: Tensor, *, is_transformed: bool) -> Tensor:
-    """The sum over all axes but the second; of a true g as torch's own backward makes it."""
-    if not is_transformed or not _sums_samples_first(g):
-        return g.sum([axis for axis in range(g.dim()) if axis != 1])
-    wide = torch.promote_types(g.dtype, torch.float32)
-    return g.sum(0, dtype=wide).sum(list(range(1, g.dim() - 1)))
