@@ -38,7 +38,7 @@ class Linear(torch.autograd.Function):
         ctx.transforms = transforms
         ctx.set_materialize_grads(False)
         # Not F.linear: what others may have put there has led here.
-        return torch._C._nn.linear(x, weight, bias)
+        return _no_view(torch._C._nn.linear(x, weight, bias))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
@@ -76,7 +76,7 @@ class Matmul(torch.autograd.Function):
         ctx.kinds = ((a.shape, a.dtype), (b.shape, b.dtype))
         ctx.transforms = transforms
         ctx.set_materialize_grads(False)
-        return torch.matmul(a, b)
+        return _no_view(torch.matmul(a, b))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
@@ -94,6 +94,17 @@ class Matmul(torch.autograd.Function):
             of_products = _of_products(for_b.g, shape_a, shape_b)
             grad_b = _right(of_products, a, shape_b).to(dtype_b)
         return None, grad_a, grad_b
+
+
+def _no_view(sigma: Tensor) -> Tensor:
+    """The same memory, but no view: of a view no op in place is allowed behind a Function.
+
+    Of tokens with a bias, torch's own product is one.
+    """
+    if not sigma._is_view():
+        return sigma
+    alias: Tensor = torch.ops.aten._unsafe_view(sigma, sigma.shape)
+    return alias
 
 
 def rows(tensor: Tensor) -> Tensor:
