@@ -89,7 +89,7 @@ class NormBackward:
             self._launch_addition = Launch(
                 norm_kernel.add_positions, (*added.grid, 1), g, added.warps
             )
-        rows, columns = tile_of_input(m, n)
+        rows, columns = tile_of_input(n)
         blocks = -(-n // columns)
         grid = (blocks * -(-m // rows), 1, 1)
         self._launch_input = Launch(norm_kernel.norm_input, grid, g, WARPS_OF_INPUT)
@@ -196,7 +196,7 @@ def tile_of_sums(n: int) -> SumsTile:
     return SumsTile((4, 4, 64), 1) if n >= MANY_COLUMNS else SumsTile((2, 16, 32), 2)
 
 
-def tile_of_input(m: int, n: int) -> tuple[int, int]:
+def tile_of_input(n: int) -> tuple[int, int]:
     """Rows and columns of the tile for dJ/dx."""
     columns = min(256, max(32, power_of_two_from(n)))
     return NUMBERS_OF_INPUT // columns, columns

@@ -72,8 +72,7 @@ class Join(torch.autograd.Function):
         # ReLU that follows many a layer would be refused on it.
         if torch.compiler.is_compiling():
             return main.clone()  # compilers before torch 2.13 know no such alias; it costs nothing
-        alias: Tensor = torch.ops.aten._unsafe_view(main, main.shape)
-        return alias
+        return alias_of(main)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Any, ...]:
@@ -91,6 +90,12 @@ class Join(torch.autograd.Function):
                 for k, transform in enumerate(ctx.transforms)
             ),
         )
+
+
+def alias_of(tensor: Tensor) -> Tensor:
+    """The same memory in a tensor of its own, which is no view to autograd."""
+    alias: Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
+    return alias
 
 
 def begin_backward(transforms: Iterable[Transform]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from virtualgrad.virtual.ops import (
     LAYER,
     Transforms,
+    alias_of,
     as_dtype,
     in_autocast,
     transformed_gradients,
@@ -101,10 +102,7 @@ def _no_view(sigma: Tensor) -> Tensor:
 
     Of tokens with a bias, torch's own product is one.
     """
-    if not sigma._is_view():
-        return sigma
-    alias: Tensor = torch.ops.aten._unsafe_view(sigma, sigma.shape)
-    return alias
+    return alias_of(sigma) if sigma._is_view() else sigma
 
 
 def rows(tensor: Tensor) -> Tensor:
