@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels, rms_op
+from virtualgrad.operators.channels import Total
 from virtualgrad.operators.kernels_of_norms import Norm
 from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.running_sites import RunningSites
@@ -32,9 +33,13 @@ def factor(g: Tensor, kept: Kept) -> Tensor:
     return scale * torch.rsqrt((kept.r if kept.stale else updated) + eps)
 
 
-def transform(g: Tensor, kept: Kept) -> Tensor:
-    """T(g)."""
-    return (g * factor(g, kept)).to(g.dtype)
+def transform(g: Tensor, kept: Kept, total: Total | None = None) -> tuple[Tensor, Tensor | None]:
+    """T(g), and the sum of g or T(g) over all axes but the last."""
+    wide = accumulated(g)
+    product = wide * factor(g, kept)
+    others = list(range(g.dim() - 1))
+    summed = None if total is None else (wide if total == "g" else product).sum(others)
+    return product.to(g.dtype), summed
 
 
 def norm_sums(g: Tensor, norm: Norm, kept: Kept) -> Tensor:
@@ -48,9 +53,11 @@ def norm_sums(g: Tensor, norm: Norm, kept: Kept) -> Tensor:
     return torch.stack(found)
 
 
-def squares(g: Tensor) -> Tensor:
-    """Sums of g^2 over parts of the rows; here, over all of them."""
-    return accumulated(g).square().flatten(0, -2).sum(0, keepdim=True)
+def squares(g: Tensor, *, is_summed: bool = False) -> Tensor:
+    """Sums of g^2, and of g, over parts of the rows; here, over all of them."""
+    wide = accumulated(g).flatten(0, -2)
+    found = [wide.square(), wide] if is_summed else [wide.square()]
+    return torch.stack([one.sum(0, keepdim=True) for one in found])
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,18 @@ from torch import Tensor
 
 from virtualgrad import Site
 from virtualgrad.operators import RMS, kernels, rms_fused
-from virtualgrad.operators.kernels import Fused, Tile, Update, choose_tile, fits, plain, prepare
+from virtualgrad.operators.channels import Channels, Total
+from virtualgrad.operators.kernels import (
+    Fused,
+    Summed,
+    Tile,
+    Update,
+    choose_tile,
+    fits,
+    plain,
+    prepare,
+    sums_of,
+)
 from virtualgrad.sites import read_layout
 
 CONTIGUOUS, CHANNELS_LAST, APART, TOGETHER = "contiguous", "channels last", "apart", "expanded"
@@ -74,35 +85,58 @@ def gradient(
     return g.contiguous(memory_format=torch.channels_last) if layout == CHANNELS_LAST else g
 
 
-def compare_with_oracle(device: str, case: Case, variant: Variant) -> None:
+def compare_with_oracle(
+    device: str, case: Case, variant: Variant, total: Total | None = None
+) -> None:
     (shape, layout, tile), (dtype, update, accumulated) = case, variant
     g = gradient(shape, layout, dtype, device)
     given = torch.rand_like(g[0], dtype=torch.float32)
     earlier = torch.rand_like(given) if accumulated else None
+    channels = Channels(1 if len(shape) == 4 else len(shape) - 1, total=total)
     fused = prepare(g, given, (0,), known=update.is_known) if tile is None else Fused(g, 0, tile)
     assert fused is not None
+    summed = sums_of(g, 0, channels)
+    assert (summed is None) == (total is None)
+    fused = Fused(g, 0, fused.tile, summed)
     torch.use_deterministic_algorithms(True)  # new memory holds NaN: what is not written shows
     try:
-        out, norm = fused(g, given, earlier, update)
+        found = fused(g, given, earlier, update)
     finally:
         torch.use_deterministic_algorithms(False)
     wide = None if earlier is None else earlier.double()
-    expected, expected_norm = plain(g.double(), given.double(), wide, update, axis=0)
+    expected = plain(g.double(), given.double(), wide, update, 0, channels)
+    out, norm, _ = found
     assert (out.dtype, norm.dtype) == (g.dtype, torch.float32)
     assert out.stride() == (g * 1).stride()
     assert norm.stride() == given.stride()
     rtol = ROUNDING[g.device.type, g.dtype]
-    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=1e-7)
+    torch.testing.assert_close(out.double(), expected.product, rtol=rtol, atol=1e-7)
     # The interpreter adds up one row after the other, not as a tree: of 2000 squares of bfloat16
     # (a coarse grid, so that rounding errors do not cancel) 2e-6 is lost.
     rtol = 5e-6 if device == "cpu" and shape[0] > 1000 else 1e-6
-    torch.testing.assert_close(norm.double(), expected_norm, rtol=rtol, atol=1e-7)
+    torch.testing.assert_close(norm.double(), expected.norm, rtol=rtol, atol=1e-7)
+    if total is None:
+        assert found.total is None
+        return
+    added = g.double() if total == "g" else expected.product
+    sizes = added.abs().sum([axis for axis in range(g.dim()) if axis != channels.axis])
+    assert found.total is not None
+    assert expected.total is not None
+    assert found.total.dtype == torch.float32
+    assert ((found.total - expected.total).abs() <= 2e-6 * sizes + 1e-7).all()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def check_by_the_oracle(case, variant):
     compare_with_oracle("cpu", case, variant)
+
+
+@pytest.mark.parametrize("total", ["g", "T(g)"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS[::2], ids=str)
+def check_totals_by_the_oracle(case, variant, total):
+    compare_with_oracle("cpu", case, variant, total)
 
 
 def check_a_norm_in_another_order_is_taken_in():
@@ -120,7 +154,7 @@ def check_infinities_and_nans_show_in_the_norm():
     g[1, 3], g[2, 7] = float("nan"), float("inf")
     fused = prepare(g, torch.ones(20), (0,), known=False)
     assert fused is not None
-    _, norm = fused(g, torch.ones(20), None, UPDATE)
+    norm = fused(g, torch.ones(20), None, UPDATE).norm
     assert norm.isfinite().logical_not().nonzero().flatten().tolist() == [3, 7]
 
 
@@ -129,7 +163,8 @@ def check_whole_numbers_are_as_good_as_others():
     fused = prepare(g, r, (0,), known=False)
     assert fused is not None
     update = Update(0, 1, 1, 1)
-    torch.testing.assert_close(fused(g, r, None, update), plain(g, r, None, update, axis=0))
+    found, expected = fused(g, r, None, update), plain(g, r, None, update, axis=0)
+    torch.testing.assert_close(found[:2], expected[:2])
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -144,7 +179,7 @@ def check_rms_is_the_same_with_and_without_the_kernel(stale, per_sample, monkeyp
             g = gradient(shape, CHANNELS_LAST, torch.float32) * (step + 1)
             product = by_kernel(g, site)
             with monkeypatch.context() as patch:
-                patch.setattr(rms_fused, "prepare", lambda *_, known: None)
+                patch.setattr(rms_fused, "prepare", lambda *_, **__: None)
                 torch.testing.assert_close(product, by_torch(g, site))
         by_kernel.commit()
         by_torch.commit()
@@ -165,7 +200,7 @@ def test_the_oracle_is_what_rms_does(stale: bool) -> None:
     for passes in (1, 2):
         g = torch.randn(4, 3)
         update = Update(1, 0, 0.5, 1e-3) if stale else Update(0.8, 0.2 / (4 * passes), 0.5, 1e-3)
-        expected, earlier = plain(g, r, earlier, update, axis=0)
+        expected, earlier, _ = plain(g, r, earlier, update, axis=0)
         torch.testing.assert_close(operator(g, site), expected)
     operator.commit()
     assert earlier is not None
@@ -185,6 +220,19 @@ def test_the_kernel_in_the_interpreter() -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_kernel_on_a_gpu(case: Case, variant: Variant) -> None:
     compare_with_oracle("cuda", case, variant)
+
+
+LARGE: list[Case] = [((8, 1024, 3072), CONTIGUOUS, None), ((128, 64, 56, 56), CHANNELS_LAST, None)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_triton
+@pytest.mark.parametrize("total", ["g", "T(g)"])
+@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_totals_on_a_gpu(case: Case, variant: Variant, total: Total) -> None:
+    compare_with_oracle("cuda", case, variant, total)
 
 
 # ---------------------------------------------------------------- where it steps aside
@@ -228,6 +276,38 @@ def test_plain_torch_where_positions_are_shared_or_nothing_can_be_launched() -> 
     assert prepare(g, g[0], (0,), known=True) is None  # on the CPU, outside the interpreter
 
 
+def test_which_channels_are_summed_on_the_way() -> None:
+    tokens, images = torch.empty(4, 3, 6), strided((4, 6, 3, 5), 0, 2, 3, 1)
+    assert sums_of(tokens, 0, Channels(2, total="g")) == Summed(6, True, False)
+    assert sums_of(tokens, 0, Channels(1, total="T(g)")) == Summed(3, False, True)
+    assert sums_of(images, 0, Channels(1, total="g")) == Summed(6, True, False)
+    assert sums_of(torch.empty(4, 6, 3, 5), 0, Channels(1, total="g")) == Summed(6, False, False)
+    assert sums_of(torch.empty(4, 1, 3), 0, Channels(1, total="g")) == Summed(1, True, False)
+    assert sums_of(tokens, 0, Channels(2)) is None
+    assert sums_of(tokens, 0, Channels(0, total="g")) is None  # the samples
+    assert sums_of(strided((4, 6, 3, 5), 0, 2, 1, 3), 0, Channels(1, total="g")) is None
+
+
+def test_sums_that_are_nearly_as_large_as_g_are_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels, "is_usable", lambda device: True)
+    monkeypatch.setattr(kernels, "_transform", lambda: {(n, 1, 1): None for n in range(9000)})
+    monkeypatch.setattr(kernels, "processors_of", lambda device: 132)
+
+    def summed(*shape: int) -> bool:
+        g, channels = torch.empty(shape), Channels(len(shape) - 1, total="g")
+        fused = prepare(g, g[0], (0,), known=True, channels=channels)
+        assert fused is not None
+        return fused.summed is not None
+
+    assert summed(2, 50)  # one column is one channel: nothing more to sum
+    assert summed(128, 20, 50)
+    assert not summed(2, 20, 50)
+    assert not summed(3, 1000, 1001)  # blocks of columns begin with other channels each
+    assert summed(3, 2000, 768)
+
+
 def test_plain_torch_for_long_columns_that_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "is_usable", lambda device: True)
     monkeypatch.setattr(kernels, "processors_of", lambda device: 132)
@@ -235,14 +315,15 @@ def test_plain_torch_for_long_columns_that_are_few(monkeypatch: pytest.MonkeyPat
     assert prepare(torch.ones(9000, 10), torch.ones(10), (0,), known=True) is None
 
 
+@pytest.mark.parametrize("summed", [False, True])
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("bytes_each", [2, 4])
 @pytest.mark.parametrize("m", [1, 2, 3, 16, 100, 128, 256, 1000, 2048, 4096, 10_000])
 @pytest.mark.parametrize("n", [1, 10, 4096, 16_384, 2_359_296])
 def test_a_tile_holds_all_rows_fills_the_chip_and_does_not_spill(
-    m: int, n: int, bytes_each: int, known: bool
+    m: int, n: int, bytes_each: int, known: bool, summed: bool
 ) -> None:
-    tile = choose_tile(m, n, bytes_each, processors=132, known=known)
+    tile = choose_tile(m, n, bytes_each, processors=132, known=known, summed=summed)
     programs = -(-n // tile.columns)
     for size in (tile.rows, tile.columns, tile.warps):
         assert size & (size - 1) == 0

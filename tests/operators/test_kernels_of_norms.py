@@ -12,9 +12,10 @@ import torch
 from interpreted import needs_triton, run_checks
 from torch import Tensor
 
-from virtualgrad.operators import kernels_of_norms
+from virtualgrad.operators import columns, kernels_of_norms
+from virtualgrad.operators.columns import split_columns
 from virtualgrad.operators.kernels import Update
-from virtualgrad.operators.kernels_of_norms import Norm, prepare_norm, pull_back, split_columns
+from virtualgrad.operators.kernels_of_norms import Norm, prepare_norm, pull_back
 
 FIRST = Update(rho=0.9, weight=0.1 * 7, scale=0.5, eps=1e-3)
 STALE = Update(rho=1.0, weight=0.0, scale=0.5, eps=1e-3)
@@ -91,7 +92,7 @@ def check_batch_norm(case):
 @pytest.mark.parametrize("case", NORM_CASES[:-2], ids=str)
 def check_batch_norm_of_few_programs(case, monkeypatch):
     monkeypatch.setattr(kernels_of_norms, "MOST_PROGRAMS", 2)  # one block after the other
-    monkeypatch.setattr(kernels_of_norms, "MOST_POSITIONS", 9)
+    monkeypatch.setattr(columns, "MOST_POSITIONS", 9)
     compare_norm("cpu", case)
 
 
@@ -149,7 +150,7 @@ def test_each_column_is_taken_once_and_by_a_program_of_its_channel(
     channels: int, positions: int
 ) -> None:
     n, columns = channels * positions, 32
-    programs, width, blocks = split_columns(n, channels, columns, last=True)
+    programs, width, blocks = split_columns(n, channels, columns, last=True, most=2112)
     if blocks == 1:
         assert (programs, width) == (-(-n // columns), n)
         return
@@ -159,7 +160,7 @@ def test_each_column_is_taken_once_and_by_a_program_of_its_channel(
 
 
 def test_channels_that_lie_outermost_are_not_added_up_on_the_way() -> None:
-    assert split_columns(2**20, 64, 32, last=False) == (2**15, 2**20, 1)
+    assert split_columns(2**20, 64, 32, last=False, most=2112) == (2**15, 2**20, 1)
 
 
 # ---------------------------------------------------------------- where they step aside

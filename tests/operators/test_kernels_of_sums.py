@@ -13,7 +13,7 @@ import torch
 from interpreted import needs_triton, run_checks
 from torch import Tensor, nn
 
-from virtualgrad import SVGD
+from virtualgrad import SVGD, weights_only
 from virtualgrad.operators import kernels_of_sums, rms_fused
 from virtualgrad.operators.kernels_of_norms import NormBackward
 from virtualgrad.operators.kernels_of_sums import Squares, prepare_squares
@@ -40,11 +40,17 @@ def compare_squares(device: str, case: SquaresCase) -> None:
     g = g.contiguous(memory_format=CHANNELS_LAST) if len(shape) == 4 else g
     assert isinstance(prepare_squares(g, axis), Squares)
     with mock.patch.object(kernels_of_sums, "processors_of", lambda device: processors):
-        found = Squares(g, axis)(g)
+        found, nothing = Squares(g, axis)(g)
+        again, total = Squares(g, axis, is_summed=True)(g)
+    assert nothing is None
+    assert total is not None
+    assert torch.equal(found, again)
     axes = [other for other in range(len(shape)) if other != axis]
     expected = g.double().square().sum(axes).sqrt()
     # The interpreter adds one row after the other, not as a tree.
     torch.testing.assert_close(found.double(), expected, rtol=5e-6, atol=1e-7)
+    sizes = g.double().abs().sum(axes)
+    assert ((total - g.double().sum(axes)).abs() <= 2e-6 * sizes).all()
 
 
 @pytest.mark.parametrize("case", SQUARES_CASES, ids=str)
@@ -95,6 +101,44 @@ def check_training_is_the_same_with_and_without_the_kernels(released, order, mon
     channels_last = order is CHANNELS_LAST
     assert used.get("norm") is NormBackward
     assert used.get("squares") is (Squares if released and channels_last else None)
+
+
+READINGS = {
+    "algorithm 1": {},
+    "released": {"per_sample": False, "stale": True, "where": weights_only},
+    "stale": {"stale": True},
+    "shared": {"share_positions": True},
+    "shared, released": {"share_positions": True, "stale": True, "where": weights_only},
+}
+
+
+@pytest.mark.parametrize("order", [CONTIGUOUS, CHANNELS_LAST], ids=str)
+@pytest.mark.parametrize("reading", READINGS)
+def check_biases_are_the_same_with_and_without_sums_on_the_way(reading, order, monkeypatch):
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(2), nn.Linear(4, 16), nn.GELU())
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 4)).to(memory_format=order)
+    models = [model, copy.deepcopy(model)]
+    optimizers = [SVGD(one, 0.1, **READINGS[reading]) for one in models]
+    for step in range(2):
+        for _ in range(1 + step):
+            x = torch.randn(16, 3, 4, 4).contiguous(memory_format=order)
+            loss_of(models[0], x).backward()
+            with monkeypatch.context() as patch:
+                for name in ("prepare", "prepare_squares"):
+                    patch.setattr(rms_fused, name, lambda *_, **__: None)
+                loss_of(models[1], x).backward()
+        for one, other in zip(*(m.parameters() for m in models), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-6)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        models[1].load_state_dict(model.state_dict())
+    kept = optimizers[0].operator.sites.kept.values()
+    kernels = [kernel for running in kept for _, kernel in running.kernels.values()]
+    sums = [getattr(kernel, "summed", getattr(kernel, "is_summed", None)) for kernel in kernels]
+    # An r that is shared over positions of contiguous images is torch's.
+    assert sum(bool(one) for one in sums) >= (2 if "shared" in reading else 3)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from virtualgrad import SVGD
 from virtualgrad.operators import kernels, kernels_of_norms, launches, rms_op
+from virtualgrad.operators.columns import add_positions_by_torch
 from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.counts import Graphs
 from virtualgrad.operators.kernels_of_norms import Norm
@@ -78,11 +79,30 @@ def launched(kernel: Any, g: Tensor, launch: rms_op.Launch) -> None:
 
 
 def by_kernel(kept: Compiled, g: Tensor, way: Way) -> Tensor:
-    """The same by the launch that the op makes."""
+    """The same by the launch that the op makes; where it sums, too, it is checked here."""
     from virtualgrad.operators import rms_kernel
 
-    out, launch = rms_op.launch_of_transform(g, for_op(kept, g, way))
+    before = kept.candidate.clone()
+    plain, sums, launch = rms_op.launch_of_transform(g, for_op(kept, g, way))
+    assert sums is None
     launched(rms_kernel.transform_and_write, g, launch)
+    for total in ("g", "T(g)"):
+        out, sums, launch = rms_op.launch_of_transform(g, for_op(kept, g, way), total)
+        if sums is None:  # channels-last: the last axis is not that of the channels
+            assert kept.r.stride(-1) != 1
+            continue
+        candidate = kept.candidate.clone()
+        kept.candidate.copy_(before)
+        launched(rms_kernel.transform_and_write, g, launch)
+        rounded = 1e-6 if g.dtype == torch.float32 else 2**-7  # the last bit may be another
+        torch.testing.assert_close(out, plain, rtol=rounded, atol=1e-7)
+        torch.testing.assert_close(kept.candidate, candidate, rtol=1e-6, atol=0, equal_nan=True)
+        added = g.double() if total == "g" else out.double()
+        rounded = 2e-6 if total == "g" else 2 * rounded
+        found = add_positions_by_torch(sums, g.shape[-1], last=True)[0]
+        sizes = added.abs().flatten(0, -2).sum(0)
+        assert ((found - added.flatten(0, -2).sum(0)).abs() <= rounded * sizes + 1e-6).all()
+    out = plain
     kept.count(g.shape[0], SAMPLES, kept.graphs.number)
     return out
 
@@ -125,7 +145,7 @@ def check_half_precision(way):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def check_rows_that_are_walked_over(way, monkeypatch):
     tile = kernels.Tile(4, 16, 1, False)
-    monkeypatch.setattr(kernels, "choose_tile", lambda *_, known: tile)
+    monkeypatch.setattr(kernels, "choose_tile", lambda *_, **__: tile)
     compare("cpu", (19, 3, 10), way, torch.float32)
 
 
@@ -138,7 +158,7 @@ def check_a_gradient_that_lies_otherwise_is_laid_out_as_r():
 
 
 def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way) -> None:
-    from virtualgrad.operators import norm_kernel
+    from virtualgrad.operators import norm_kernel, sums_kernel
 
     torch.manual_seed(0)
     both = torch.randn(2, *shape, device=device).unbind()
@@ -153,7 +173,7 @@ def compare_norm_sums(device: str, shape: tuple[int, ...], way: Way) -> None:
         added = rms_op.launch_of_totals(sums, channels)
         assert added is not None
         found, launch = added
-        launched(norm_kernel.add_positions, g, launch)
+        launched(sums_kernel.add_positions, g, launch)
         torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours.candidate, theirs.candidate, rtol=1e-5, atol=1e-6)
         for kept in (ours, theirs):
@@ -169,13 +189,16 @@ def check_sums_of_a_batch_norm(way, most, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 16), (3000, 24), (2, 200, 8)], ids=str)
-def check_parts_of_squares(shape):
+@pytest.mark.parametrize("is_summed", [False, True])
+def check_parts_of_squares(shape, is_summed):
     from virtualgrad.operators import sums_kernel
 
     g = torch.randn(shape)
-    parts, launch = rms_op.launch_of_squares(g)
+    parts, launch = rms_op.launch_of_squares(g, is_summed=is_summed)
     launched(sums_kernel.part_squares, g, launch)
-    torch.testing.assert_close(parts.sum(0), g.square().flatten(0, -2).sum(0))
+    rows = g.flatten(0, -2)
+    expected = [rows.square().sum(0), rows.sum(0)][: 1 + is_summed]
+    torch.testing.assert_close(parts.sum(1), torch.stack(expected), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -159,6 +159,9 @@ def test_autocast_as_without_the_op(
     found = gradients(copy.deepcopy(model))
     assert by_tokens[:3] == [True, False, True]
     monkeypatch.setattr(rms_op, "is_usable", lambda device: False)
-    for one, other in zip(found, gradients(model), strict=True):
+    biases = {number for number, (name, _) in enumerate(model.named_parameters()) if "bias" in name}
+    for number, (one, other) in enumerate(zip(found, gradients(model), strict=True)):
         assert one.dtype == other.dtype == torch.float32
-        assert (one - other).norm() <= 1e-6 * one.norm()
+        # The op sums T(g) for a bias before it is rounded to float16.
+        exact = 2**-11 if number in biases else 1e-6
+        assert (one - other).norm() <= exact * one.norm()

@@ -21,7 +21,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from virtualgrad.operators import rms_op
 from virtualgrad.operators.counts import Graphs, keep_static
 from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.statistic import (
@@ -31,13 +30,9 @@ from virtualgrad.operators.statistic import (
     sum_of_squares,
 )
 
-Summed = Literal["at once", "columns", "parts"]
-_SUMS = {
-    "at once": sum_of_squares,
-    "columns": sum_of_columns,
-    "parts": lambda g, axes: rms_op.squares(g).sum(0),
-}
-"""How squares are summed: by the compiler, samples (the first axis) first, or by an op."""
+Summed = Literal["at once", "columns"]
+_SUMS = {"at once": sum_of_squares, "columns": sum_of_columns}
+"""How a compiler is to sum squares: as it likes, or samples (the first axis) first."""
 
 
 class Compiled:

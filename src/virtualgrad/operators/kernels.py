@@ -8,6 +8,9 @@ number of sigma, over the samples), w = (1 - rho) u^2 / e and N_0 of earlier pas
     N = sqrt(N_0^2 + sum over samples of g^2)
     T(g) = s g / sqrt(rho r + w N^2 + eps),      rho = 1 and w = 0 for the r of before
 
+and, where a layer asks for it, the sum of g or T(g) over all axes but its channels', which its bias
+needs (:mod:`.channels`): torch would read all of it once more.
+
 **Where it applies** (:func:`prepare` decides, once for a shape and its strides): r per number of
 sigma, averaged over the sample axis alone; float32, bfloat16 or float16; the numbers of a sample
 dense in memory, and r in the same order (contiguous or channels-last; samples may lie apart).
@@ -31,6 +34,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from virtualgrad.operators.channels import Channels
+from virtualgrad.operators.columns import Addition, Columns, split_columns
 from virtualgrad.operators.launches import Launch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -60,25 +65,51 @@ class Tile(NamedTuple):
     whole: bool
 
 
+class Summed(NamedTuple):
+    """What is summed on the way: over all but the channels.
+
+    Attributes:
+        channels: how many there are.
+        last: whether those of a position lie next to each other; if not, those of a channel do.
+        of_product: whether it is T(g), and not g.
+    """
+
+    channels: int
+    last: bool
+    of_product: bool
+
+
+class Made(NamedTuple):
+    """T(g), the new norm of each column, and for each channel the sum that was asked for."""
+
+    product: Tensor
+    norm: Tensor
+    total: Tensor | None
+
+
 class Fused:
     """T at one site for one shape, dtype and strides of g, ready to be launched.
 
     Attributes:
         tile: what one program holds.
+        summed: what is summed on the way, if anything.
     """
 
-    def __init__(self, g: Tensor, axis: int, tile: Tile) -> None:
+    def __init__(self, g: Tensor, axis: int, tile: Tile, summed: Summed | None = None) -> None:
         self.tile = tile
+        self.summed = summed
         m = g.shape[axis]
         n = g.numel() // m
-        self._sizes = (m, n, g.stride(axis))
-        self._meta = (tile.whole, tile.rows, tile.columns)
-        self._launch = Launch(_transform(), (-(-n // tile.columns), 1, 1), g, tile.warps)
+        programs, width, blocks = share_columns(g, n, tile, summed)
+        self._sizes = (m, n, g.stride(axis), width, blocks)
+        of_product = summed is not None and summed.of_product
+        self._meta = (of_product, tile.whole, tile.rows, tile.columns)
+        self._launch = Launch(_transform(), (programs, 1, 1), g, tile.warps)
+        if summed is not None:
+            self._added_up = Addition(g, (1, width), summed.channels, last=summed.last)
 
-    def __call__(
-        self, g: Tensor, r: Tensor, earlier: Tensor | None, update: Update
-    ) -> tuple[Tensor, Tensor]:
-        """Return T(g) and the new norm of each column.
+    def __call__(self, g: Tensor, r: Tensor, earlier: Tensor | None, update: Update) -> Made:
+        """Return T(g), the new norm of each column, and the sums of channels.
 
         Args:
             g: as it was when this was prepared.
@@ -90,11 +121,24 @@ class Fused:
         earlier = in_order_of(norm, earlier)
         # An int would be another signature, and compiled anew for some values.
         numbers = tuple(map(float, update))
-        known = update.is_known
-        tensors = (g, out, norm, earlier, r)
+        known, sums = update.is_known, None
+        if self.summed is not None:
+            sums = torch.empty(1, self._sizes[3], dtype=torch.float32, device=g.device)
+        tensors = (g, out, norm, earlier, r, sums)
         others = (*self._sizes, *numbers, known, *self._meta)
         self._launch(tensors, others, (known, earlier if earlier is None else earlier.dtype))
-        return out, norm
+        return Made(out, norm, None if sums is None else self._added_up(sums)[0])
+
+
+def share_columns(g: Tensor, n: int, tile: Tile, summed: Summed | None) -> Columns:
+    """How programs share the n columns of g; without sums each has one block of them.
+
+    So it is if columns are long: then there are few sums, and nothing is gained by fewer.
+    """
+    if summed is None or tile.rows * g.element_size() >= LONG or not tile.whole:
+        return Columns(-(-n // tile.columns), n, 1)
+    most = PROGRAMS_EACH * processors_of(g.device)
+    return split_columns(n, summed.channels, tile.columns, last=summed.last, most=most)
 
 
 def in_order_of(norm: Tensor, earlier: Tensor | None) -> Tensor | None:
@@ -104,9 +148,14 @@ def in_order_of(norm: Tensor, earlier: Tensor | None) -> Tensor | None:
     return torch.empty_like(norm).copy_(earlier)
 
 
-def plain(
-    g: Tensor, r: Tensor, earlier: Tensor | None, update: Update, *, axis: int
-) -> tuple[Tensor, Tensor]:
+def plain(  # noqa: PLR0917 - as a kernel is called
+    g: Tensor,
+    r: Tensor,
+    earlier: Tensor | None,
+    update: Update,
+    axis: int,
+    channels: Channels | None = None,
+) -> Made:
     """The oracle: what :class:`Fused` returns, by the formulas above, in the precision of r."""
     wide = g.to(r.dtype)
     squares = wide.square().sum(axis)
@@ -114,10 +163,21 @@ def plain(
         squares = squares + earlier.square()
     rho, weight, scale, eps = update
     factor = scale * torch.rsqrt(rho * r + weight * squares + eps)
-    return (wide * factor.unsqueeze(axis)).to(g.dtype), squares.sqrt()
+    product, total = wide * factor.unsqueeze(axis), None
+    if channels is not None and channels.total is not None:
+        others = [other for other in range(g.dim()) if other != channels.axis]
+        total = (wide if channels.total == "g" else product).sum(others)
+    return Made(product.to(g.dtype), squares.sqrt(), total)
 
 
-def prepare(g: Tensor, r: Tensor, averaged: tuple[int, ...], *, known: bool) -> Fused | None:
+def prepare(
+    g: Tensor,
+    r: Tensor,
+    averaged: tuple[int, ...],
+    *,
+    known: bool,
+    channels: Channels | None = None,
+) -> Fused | None:
     """The kernel for a g of this shape, dtype and strides; None where plain torch is to be used.
 
     Args:
@@ -125,16 +185,36 @@ def prepare(g: Tensor, r: Tensor, averaged: tuple[int, ...], *, known: bool) -> 
         r: the running mean beside it.
         averaged: the axes over which g^2 is averaged.
         known: whether the factor is, before g is read.
+        channels: of the layer, which may want sums; it gets them if they cost little.
     """
     if len(averaged) != 1 or not fits(g, r, averaged[0]) or not is_usable(g.device):
         return None
     m = g.shape[averaged[0]]
     n = g.numel() // m
     processors = processors_of(g.device)
-    tile = choose_tile(m, n, g.element_size(), processors, known=known)
+    summed = None if channels is None else sums_of(g, averaged[0], channels)
+    kind = (m, n, g.element_size(), processors)
+    tile = choose_tile(*kind, known=known, summed=summed is not None)
     if not tile.whole and n < tile.columns * processors:  # long columns, and few
         return None
-    return Fused(g, averaged[0], tile)
+    if summed is not None and summed.channels < n:
+        width = share_columns(g, n, tile, summed).width
+        # Written and read, they should be less than half of what torch would read: g.
+        if 4 * width * 4 > m * n * g.element_size():
+            summed, tile = None, choose_tile(*kind, known=known)
+    return Fused(g, averaged[0], tile, summed)
+
+
+def sums_of(g: Tensor, axis: int, channels: Channels) -> Summed | None:
+    """What a layer wants to be summed, if its channels lie innermost or outermost in a sample."""
+    if channels.total is None or channels.axis == axis:
+        return None
+    count = g.shape[channels.axis]
+    positions = g.numel() // (g.shape[axis] * count)
+    last = count == 1 or positions == 1 or g.stride(channels.axis) == 1
+    if not last and g.stride(channels.axis) != positions:
+        return None
+    return Summed(count, last, channels.total == "T(g)")
 
 
 def fits(g: Tensor, r: Tensor, axis: int) -> bool:
@@ -175,10 +255,17 @@ MOST_WHOLE = NUMBERS_OF_WARP * 16
 SECTOR = 32  # bytes that memory hands over together
 SHORT = 256  # bytes of a row: pieces of that length, and longer ones, come at full speed
 NUMBERS_OF_STEP = 4096
+# Where g is summed, too (on the layers of ViT-S/16 and GPT-2 small): half a tile, by half as many
+# warps, where rows are walked over 512 columns at a time, or held in 16 bits; and blocks of columns
+# one after the other, where they are short.
+PROGRAMS_EACH = 8  # of a multiprocessor
+LONG = 128  # bytes of a column
 
 
-def choose_tile(m: int, n: int, bytes_each: int, processors: int, *, known: bool) -> Tile:
-    """The tile for m rows and n columns of numbers of some bytes.
+def choose_tile(
+    m: int, n: int, bytes_each: int, processors: int, *, known: bool, summed: bool = False
+) -> Tile:
+    """The tile for m rows and n columns of numbers of some bytes; ``summed``: see above.
 
     As a rule all rows of some columns, few enough of them to give every multiprocessor a program.
     They are walked over where they are too many to be held; and, if the factor is known, where they
@@ -190,7 +277,8 @@ def choose_tile(m: int, n: int, bytes_each: int, processors: int, *, known: bool
     if known and columns * bytes_each < SHORT:
         long = min(512, power_of_two_from(n // (3 * processors) + 1) // 2)
         if long >= 128:
-            return Tile(NUMBERS_OF_STEP // long, long, 4, False)
+            less = 2 if summed and long == 512 else 1
+            return Tile(NUMBERS_OF_STEP // (less * long), long, 4 // less, False)
     while columns > sector and n <= columns * (processors - 1):
         columns //= 2
     looped = Tile(NUMBERS_OF_TILE // columns, columns, 8, False)
@@ -198,6 +286,8 @@ def choose_tile(m: int, n: int, bytes_each: int, processors: int, *, known: bool
         columns //= 2
     if rows * columns > MOST_WHOLE:
         return looped
+    if summed and bytes_each == 2 and columns >= 4 * sector:
+        columns //= 2
     return Tile(rows, columns, max(1, rows * columns // NUMBERS_OF_WARP), True)
 
 
@@ -247,8 +337,7 @@ def _launches(device: torch.device) -> bool:
         g = torch.ones(1, 32, device=device)
         fused = Fused(g, 0, Tile(1, 32, 1, True))
         for _ in range(2):  # the second launch may go by what the first has left
-            out, _ = fused(g, g[0], None, Update(1, 0, 1, 3))
-            if not out.eq(0.5).all():
+            if not fused(g, g[0], None, Update(1, 0, 1, 3)).product.eq(0.5).all():
                 return False
     except Exception:  # no Triton, no C compiler, a GPU too old for it: plain torch then
         return False

@@ -14,12 +14,12 @@ torch's own backward needs for its two, and T(g) is not made. A second pass make
 
 from __future__ import annotations
 
-from math import gcd
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from virtualgrad.operators.columns import Addition, split_columns
 from virtualgrad.operators.kernels import (
     DTYPES,
     Update,
@@ -78,17 +78,14 @@ class NormBackward:
         self._is_whole = n == self._channels  # a channel is one column: no second launch
         sizes = (m, n, g.stride(0), x.stride(0), self._channels)
         tile = tile_of_sums(n)
-        programs, width, blocks = split_columns(n, self._channels, tile.columns, last=self._last)
+        programs, width, blocks = split_columns(
+            n, self._channels, tile.columns, last=self._last, most=MOST_PROGRAMS
+        )
         self._sums = (4, width)
         self._sizes = (*sizes, width, blocks)
         self._meta = (self._last, *tile.shape)
         self._launch = Launch(norm_kernel.norm_sums, (programs, 1, 1), g, tile.warps)
-        self._addition = add_up_positions(width, self._channels, last=self._last)
-        if self._addition is not None:
-            added = self._addition
-            self._launch_addition = Launch(
-                norm_kernel.add_positions, (*added.grid, 1), g, added.warps
-            )
+        self._added_up = Addition(g, self._sums, self._channels, last=self._last)
         rows, columns = tile_of_input(n)
         blocks = -(-n // columns)
         grid = (blocks * -(-m // rows), 1, 1)
@@ -129,41 +126,6 @@ class NormBackward:
             self._launch_input(tensors, self._others_of_input, (mean.dtype, weight.dtype))
         return NormGradients(totals[2], totals[3], into), root
 
-    def _added_up(self, sums: Tensor) -> Tensor:
-        """The sums of columns, added up over positions: rows of a number for each channel."""
-        channels = self._channels
-        if sums.shape[1] == channels:
-            return sums
-        if self._addition is None:
-            return (
-                sums.view(4, -1, channels).sum(1)
-                if self._last
-                else sums.view(4, channels, -1).sum(2)
-            )
-        totals = torch.empty(4, channels, dtype=torch.float32, device=sums.device)
-        self._launch_addition((sums, totals), self._addition.arguments)
-        return totals
-
-
-class Addition(NamedTuple):
-    """A launch that adds up the sums of columns over positions."""
-
-    grid: tuple[int, int]
-    arguments: tuple[int, ...]
-    warps: int
-
-
-def add_up_positions(width: int, channels: int, *, last: bool) -> Addition | None:
-    """The launch for four rows of sums; None where torch's own sum is better.
-
-    That is so where channels lie outermost (not ``last``), or are few.
-    """
-    positions = width // channels
-    if not last or positions > MOST_POSITIONS:
-        return None
-    rows, columns = 512, 8  # 32 bytes, which memory hands over together
-    return Addition((-(-channels // columns), 4), (positions, channels, rows, columns), 8)
-
 
 class SumsTile(NamedTuple):
     """What one program of a batch norm's sums reads at once, and by how many warps.
@@ -186,7 +148,6 @@ class SumsTile(NamedTuple):
 MANY_COLUMNS = 2**15
 MOST_PROGRAMS = 2112
 MOST_ROWS = 1024
-MOST_POSITIONS = 2**14
 WARPS_OF_INPUT = 4
 NUMBERS_OF_INPUT = 2048
 
@@ -200,27 +161,6 @@ def tile_of_input(n: int) -> tuple[int, int]:
     """Rows and columns of the tile for dJ/dx."""
     columns = min(256, max(32, power_of_two_from(n)))
     return NUMBERS_OF_INPUT // columns, columns
-
-
-class Columns(NamedTuple):
-    """How n columns are shared by programs: each takes some of its blocks, ``width`` apart."""
-
-    programs: int
-    width: int
-    blocks: int
-
-
-def split_columns(n: int, channels: int, columns: int, *, last: bool) -> Columns:
-    """Share blocks of columns such that a program's have the same channels, in the same order.
-
-    Then it adds them up, and leaves fewer sums of columns to be added up behind it.
-    """
-    programs = -(-n // columns)
-    together = channels // gcd(channels, columns)  # programs with columns of whole positions
-    fewer = -(-MOST_PROGRAMS // together) * together
-    if not last or fewer >= programs:
-        return Columns(programs, n, 1)
-    return Columns(fewer, fewer * columns, -(-programs // fewer))
 
 
 def prepare_norm(g: Tensor, x: Tensor, r: Tensor, averaged: tuple[int, ...]) -> NormBackward | None:

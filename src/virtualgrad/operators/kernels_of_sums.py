@@ -1,7 +1,8 @@
-r"""Sums of g^2 over shared positions on a GPU, where that applies; plain torch is the oracle.
+r"""Sums of g^2 and g over shared positions on a GPU, where that applies; plain torch the oracle.
 
-The root of the sum over all axes but one, which lies innermost (channels-last images, tokens). Rows
-are split over the chip, and a second launch adds up the parts.
+The root of the sum of g^2 over all axes but one, which lies innermost (channels-last images,
+tokens), and the sum of g for a bias that wants it. Rows are split over the chip, and a second
+launch adds up the parts.
 """
 
 from __future__ import annotations
@@ -56,9 +57,12 @@ def split_rows(m: int, n: int, processors: int) -> Split:
 
 
 class Squares:
-    """The root of the sum of g^2 over all axes but the innermost one, for one shape of g."""
+    """The root of the sum of g^2 over all axes but the innermost one, for one shape of g.
 
-    def __init__(self, g: Tensor, axis: int) -> None:
+    And the sum of g, if ``is_summed``.
+    """
+
+    def __init__(self, g: Tensor, axis: int, *, is_summed: bool = False) -> None:
         from virtualgrad.operators import sums_kernel  # noqa: PLC0415 - imports Triton
 
         n = g.shape[axis]
@@ -73,25 +77,27 @@ class Squares:
             Launch(sums_kernel.root_of_parts, (-(-n // columns), 1, 1), g, WARPS_OF_LAST),
             (split.parts, n, rows, columns),
         )
-        self._parts = (split.parts, n)
+        self._parts = (2, split.parts, n) if is_summed else (1, split.parts, n)
+        self.is_summed = is_summed
 
-    def __call__(self, g: Tensor) -> Tensor:
-        """Return the roots, one for each index of the axis."""
+    def __call__(self, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the roots, one for each index of the axis, and the sums."""
         parts = torch.empty(self._parts, dtype=torch.float32, device=g.device)
-        norm = torch.empty(self._parts[1], dtype=torch.float32, device=g.device)
+        norm = torch.empty(self._parts[2], dtype=torch.float32, device=g.device)
+        total = torch.empty_like(norm) if self.is_summed else None
         (first, sizes), (second, last) = self._first, self._second
-        first((g, parts), sizes)
-        second((parts, norm), last)
-        return norm
+        first((g, parts), (*sizes, self.is_summed))
+        second((parts, norm, total), last)
+        return norm, total
 
 
-def prepare_squares(g: Tensor, axis: int) -> Squares | None:
+def prepare_squares(g: Tensor, axis: int, *, is_summed: bool = False) -> Squares | None:
     """The kernel for a g of this shape and strides, summed over all axes but one; None without."""
     if type(g) is not Tensor or g.dtype not in DTYPES or not _is_innermost(g, axis):
         return None
     if not is_usable(g.device):
         return None
-    return Squares(g, axis)
+    return Squares(g, axis, is_summed=is_summed)
 
 
 def _is_innermost(g: Tensor, axis: int) -> bool:

@@ -228,27 +228,6 @@ def norm_sums_and_write(  # noqa: PLR0917 - as above
     _store_sums(sums, first, width, spread * all_products, all_plain, spread * by_weight, by_bias)
 
 
-@triton.jit(do_not_specialize=["positions"])
-def add_positions(  # noqa: PLR0917 - as above
-    sums,
-    totals,  # (4, channels)
-    positions,
-    channels,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):  # pragma: no cover - as above
-    """Add up one of the four rows of sums over the positions of some channels, the innermost."""
-    channel = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = channel < channels
-    of_row = sums + tl.program_id(1) * positions * channels
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, positions, ROWS):
-        here = start + tl.arange(0, ROWS)
-        at = here[:, None] * channels + channel[None, :]
-        total += tl.load(of_row + at, (here < positions)[:, None] & inside[None, :], other=0.0)
-    tl.store(totals + tl.program_id(1) * channels + channel, tl.sum(total, axis=0), mask=inside)
-
-
 @triton.jit(do_not_specialize=["m"])
 def norm_input(  # noqa: PLR0917 - as above
     g,

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from virtualgrad.operators import kernels
 from virtualgrad.operators.base import Operator, apply_operator
+from virtualgrad.operators.channels import Channels, Incoming
 from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
 from virtualgrad.operators.rms_compiled import InCompiledPass, refuse_subclass
 from virtualgrad.operators.rms_fused import (
@@ -115,40 +116,45 @@ class RMS(RunningMeans):
         """Return T(g) with given numbers, and prepare the new r."""
         if self.learns_nothing(g):
             return g
-        return self._product_at(self._find(g, site), g, numbers)
+        return self._product_at(self._find(g, site), g, numbers).g
 
-    def _product_at(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
+    def _product_at(
+        self,
+        running: Running,
+        g: Tensor,
+        numbers: RMSSettings,
+        channels: Channels | None = None,
+    ) -> Incoming:
         viewed = _viewed(g, running)
-        product = None
         if self._may_fuse(running):
-            product = transform_fused(running, viewed, numbers, self._moment)
-        if product is None:
-            factor = self._gather(running, viewed, numbers)
-            # An r of one sample's shape broadcasts by itself. But one of no axes must get some, or
-            # torch takes no notice of it where it chooses the precision of a product.
-            if running.averaged != (0,) or factor.dim() == 0:
-                factor = factor.view(running.broadcast_shape)
-            product = _product(viewed, factor)
-        return product if running.view is None else product.view(g.shape)
+            counted = channels if running.view is None else None
+            made = transform_fused(running, viewed, numbers, self._moment, counted)
+            if made is not None:
+                return made if running.view is None else Incoming(made.g.view(g.shape))
+        factor, _ = self._gather(running, viewed, numbers)
+        # An r of one sample's shape broadcasts by itself. But one of no axes must get some, or
+        # torch takes no notice of it where it chooses the precision of a product.
+        if running.averaged != (0,) or factor.dim() == 0:
+            factor = factor.view(running.broadcast_shape)
+        product = _product(viewed, factor)
+        return Incoming(product if running.view is None else product.view(g.shape))
 
     def learns_nothing(self, g: Tensor) -> bool:
         """Whether g is of an expert that got no rows: nothing to learn, nothing to divide."""
         return g.numel() == 0 and (self.stale or self.ranks is None)
 
-    def product_or_rows(
-        self, g: Tensor, site: Site, axis: int | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return T(g) and None, or g and f where T(g) is f g, and prepare the new r.
+    def for_layer(self, g: Tensor, site: Site, channels: Channels | None) -> Incoming:
+        """Return T(g), or g and f where T(g) is f g, and prepare the new r.
 
-        f has one number per index of an axis: it is returned where r differs along no other one,
-        unless a subclass makes something else of T(g).
+        f has one number per channel: it is returned where r differs along no other axis, unless a
+        subclass makes something else of T(g).
         """
         if g.numel() == 0 or not self.is_plain:
-            return apply_operator(self, g, site), None
+            return Incoming(apply_operator(self, g, site))
         running, numbers = self._find(g, site), self.settings(site)
-        if axis is not None and running.only_axis == axis:
-            return g, self._gather(running, g, numbers)
-        return self._product_at(running, g, numbers), None
+        if channels is not None and channels.rows and running.only_axis == channels.axis:
+            return Incoming(g, *self._gather(running, g, numbers, channels))
+        return self._product_at(running, g, numbers, channels)
 
     def norm_gradients(
         self, g: Tensor, site: Site, norm: Norm, *, into: Tensor | None
@@ -243,8 +249,17 @@ class RMS(RunningMeans):
         running.only_axis = kept[0] if len(kept) == 1 and running.view is None else None
         return running
 
-    def _gather(self, running: Running, g: Tensor, numbers: RMSSettings) -> Tensor:
-        """Add g to what the site has got since the last commit; s / sqrt(r + eps)."""
+    def _gather(
+        self,
+        running: Running,
+        g: Tensor,
+        numbers: RMSSettings,
+        channels: Channels | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add g to what the site has got since the last commit; s / sqrt(r + eps).
+
+        And the sum of g over all axes but the channels', if a layer wants it and it comes with it.
+        """
         running.rho, running.loss_scale = numbers.rho, self.loss_scale
         if running.compiled is not None:  # eager and compiled passes in turn: one way of counting
             counts = (running.elements_of_pass, running.samples_of_pass)
@@ -256,10 +271,13 @@ class RMS(RunningMeans):
                 loss_scale=self.loss_scale,
                 unit_is_sample=self.unit_is_sample,
             )
-            return self._factor_of(running, numbers)
+            return self._factor_of(running, numbers), None
         now = None if self.stale else self.ranks  # T needs the new r of all ranks
+        total = None
         if running.sampled:
-            norm = root_of_squares_fused(running, g) if running.fusible else None
+            norm = None
+            if running.fusible:
+                norm, total = root_of_squares_fused(running, g, channels)
             if norm is None:
                 norm = root_of_squares(g, running.averaged)
             elements, samples = running.elements_of_pass, running.samples_of_pass
@@ -269,7 +287,7 @@ class RMS(RunningMeans):
         else:
             gradient = accumulated(g)
             running.add_gradient(gradient if now is None else now.mean(gradient))
-        return self._factor_of(running, numbers)
+        return self._factor_of(running, numbers), total
 
     def _gather_again(
         self, running: Running, g: Tensor, earlier: Tensor, numbers: RMSSettings

@@ -12,6 +12,7 @@ from torch import Tensor
 from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import OperatorError
 from virtualgrad.operators import kernels, rms_op
+from virtualgrad.operators.channels import Total
 from virtualgrad.operators.kernels_of_norms import Norm
 from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
@@ -62,10 +63,39 @@ class InCompiledPass:
         if rms.learns_nothing(g):
             return g
         if not rms.share_positions and self._transforms_by_op(g):
-            product = rms_op.transform(g, self._for_op(g))
-            self._count_for_op(g)
-            return product
+            return self._by_op(g, None)[0]
         return (g.reshape(layout.view) * self._take_in(g)).to(g.dtype).reshape(g.shape)
+
+    def for_tokens(
+        self, g: Tensor, *, only_seen: bool, total: Total | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return T(g) of tokens, or g if it is ``only_seen``, and prepare the new r.
+
+        And the sum of g, or of T(g), over all axes but the last, if an op makes it on the way.
+        Asked where it :meth:`sees_tokens`.
+
+        Args:
+            g: dJ/dsigma.
+            only_seen: T's factor is known, and multiplies rows elsewhere.
+            total: what a bias sums, if there is one: T(g), or g.
+        """
+        if self.rms.learns_nothing(g):
+            return g, None
+        if not only_seen:
+            if self.rms.share_positions:
+                return self(g, self.site), None
+            return self._by_op(g, total)
+        if not self._sums_in_parts(g):
+            self.note(g)
+            return g, None
+        parts = rms_op.squares(g, is_summed=total is not None).sum(1)
+        self._note_squares(g, parts[0] / self.numbers.loss_scale**2)
+        return g, None if total is None else parts[1]
+
+    def _by_op(self, g: Tensor, total: Total | None) -> tuple[Tensor, Tensor | None]:
+        product, summed = rms_op.transform(g, self._for_op(g), total)
+        self._count_for_op(g)
+        return product, summed
 
     def sums(self, g: Tensor, times: Sequence[Tensor | None]) -> list[Tensor]:
         """For each v: the sum of T(g) v over all axes but the parameter's; prepare the new r.
@@ -99,24 +129,44 @@ class InCompiledPass:
 
     def note(self, g: Tensor) -> Tensor:
         """Write the candidate of the new r; the new r, as T goes by it."""
+        if self._sums_in_parts(g):
+            squares = rms_op.squares(g)[0].sum(0)
+            return self._note_squares(g, squares / self.numbers.loss_scale**2)
         rms, layout = self.rms, self.rms.layout_at(self.site)
         axes = layout.averaged_axes(rms.share_positions)
-        counts = (prod([layout.view[axis] for axis in axes]), layout.samples)
         by: Summed = "at once"
         if self.site.op in CONVOLUTION_OPS and layout.sample_axis == 0 and len(axes) > 1:
             by = "columns"  # g comes from a norm or a ReLU, made by the compiler
-        elif rms.share_positions and self.sees_tokens(g) and layout.view[-1] % 8 == 0:
-            by = "parts"  # of 50,257 columns, a compiler's sum is faster
         return self._kept(g.dtype, g.device).add(
             g.reshape(layout.view),
             axes,
-            counts=None if layout.sample_axis is None else counts,
+            counts=None if layout.sample_axis is None else self._counts_of_all,
             rho=self.numbers.rho,
             loss_scale=self.numbers.loss_scale,
             unit_is_sample=rms.unit_is_sample,
             graph=self._graph,
             by=by,
         )
+
+    def _sums_in_parts(self, g: Tensor) -> bool:
+        """Whether an op sums g^2 over shared positions; of 50,257 columns a compiler is faster."""
+        return self.rms.share_positions and self.sees_tokens(g) and self.site.shape[-1] % 8 == 0
+
+    def _note_squares(self, g: Tensor, squares: Tensor) -> Tensor:
+        return self._kept(g.dtype, g.device).add_samples(
+            squares,
+            *self._counts_of_all,
+            rho=self.numbers.rho,
+            unit_is_sample=self.rms.unit_is_sample,
+            graph=self._graph,
+        )
+
+    @property
+    def _counts_of_all(self) -> tuple[int, int]:
+        """(e, m) of a pass, e over all axes that are averaged."""
+        layout = self.rms.layout_at(self.site)
+        axes = layout.averaged_axes(self.rms.share_positions)
+        return prod([layout.view[axis] for axis in axes]), layout.samples
 
     @property
     def _graph(self) -> Tensor:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from virtualgrad.operators.channels import Channels, Incoming
 from virtualgrad.operators.kernels import Update, prepare
 from virtualgrad.operators.kernels_of_norms import Norm, NormGradients, prepare_norm
 from virtualgrad.operators.kernels_of_sums import prepare_squares
@@ -21,19 +22,24 @@ class Moment(NamedTuple):
 
 
 def transform_fused(
-    running: Running, g: Tensor, numbers: RMSSettings, moment: Moment
-) -> Tensor | None:
-    """Return T(g), and take g in."""
-    known = (g.shape, g.stride(), g.dtype)
+    running: Running,
+    g: Tensor,
+    numbers: RMSSettings,
+    moment: Moment,
+    channels: Channels | None,
+) -> Incoming | None:
+    """Return T(g), with the total that a layer wants if it comes with it, and take g in."""
+    known = (g.shape, g.stride(), g.dtype, channels)
     fused = running.kernel(
-        "T", known, lambda: prepare(g, running.r, running.averaged, known=moment.stale)
+        "T",
+        known,
+        lambda: prepare(g, running.r, running.averaged, known=moment.stale, channels=channels),
     )
     if fused is None:
         return None
     update = _count(running, numbers, moment)
-    product: Tensor
-    product, running.norm = fused(g, running.r, running.norm, update)
-    return product
+    product, running.norm, total = fused(g, running.r, running.norm, update)
+    return Incoming(product, None, total)
 
 
 def norm_gradients_fused(  # noqa: PLR0917 - called once for every layer
@@ -65,14 +71,20 @@ def norm_gradients_fused(  # noqa: PLR0917 - called once for every layer
     return gradients
 
 
-def root_of_squares_fused(running: Running, g: Tensor) -> Tensor | None:
-    """The root of the sum of g^2 over the averaged axes, where they are all but one."""
+def root_of_squares_fused(
+    running: Running, g: Tensor, channels: Channels | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The root of the sum of g^2 over the averaged axes, where they are all but one; and of g.
+
+    The latter where a layer wants a total; both None where there is no kernel.
+    """
     axis = running.only_axis
     if axis is None:
-        return None
-    known = (g.shape, g.stride(), g.dtype)
-    fused = running.kernel("squares", known, lambda: prepare_squares(g, axis))
-    return None if fused is None else fused(g)
+        return None, None
+    is_summed = channels is not None and channels.total is not None and channels.axis == axis
+    known = (g.shape, g.stride(), g.dtype, is_summed)
+    fused = running.kernel("squares", known, lambda: prepare_squares(g, axis, is_summed=is_summed))
+    return (None, None) if fused is None else fused(g)
 
 
 def _count(running: Running, numbers: RMSSettings, moment: Moment) -> Update:

@@ -8,10 +8,11 @@ and then takes one pass over it:
     q = sum over samples of g^2
     candidate <- rho r + (1 - rho) (u^2 / e) (q / c^2 + what earlier passes have brought)
     T(g) = s g / sqrt(r + eps),    r of before, or the candidate
+    the sum of g or T(g) over all axes but the last, for a bias
 
 with the symbols of :mod:`.running`, and c the factor of the loss. :func:`norm_sums` adds up
 what the gradients of a batch norm need in such a pass (:mod:`.kernels_of_norms`), and
-:func:`squares` the statistic of shared positions, as sums of g^2 over parts of the rows.
+:func:`squares` the statistic of shared positions, as sums of g^2 (and g) over parts of the rows.
 
 **Layouts.** Ops want g in memory as r lies, and get it so: channels-last images keep that layout.
 But asked for strides in the backward pass of a Function, torch.compile copies its g into contiguous
@@ -30,11 +31,16 @@ import torch
 from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
-from virtualgrad.operators import kernels
+from virtualgrad.operators import kernels, kernels_of_norms
+from virtualgrad.operators.channels import Total
+from virtualgrad.operators.columns import (
+    add_positions_by_torch,
+    launch_of_addition,
+    may_add_by_kernel,
+    split_columns,
+)
 from virtualgrad.operators.kernels_of_norms import (
     Norm,
-    add_up_positions,
-    split_columns,
     tile_of_sums,
 )
 from virtualgrad.operators.kernels_of_sums import TIMES, WARPS, split_rows
@@ -72,10 +78,13 @@ class Kept(NamedTuple):
     unit_is_sample: bool
 
 
-def transform(g: Tensor, kept: Kept) -> Tensor:
-    """Return T(g), and write the candidate; g has samples along its first axis."""
-    result: Tensor = torch.ops.virtualgrad.rms_transform(g, *kept)
-    return result
+def transform(g: Tensor, kept: Kept, total: Total | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return T(g), and write the candidate; g has samples along its first axis.
+
+    And the sum of g, or of T(g), over all axes but the last, as ``total`` says.
+    """
+    product, summed = torch.ops.virtualgrad.rms_transform(g, *kept, total or "")
+    return product, None if total is None else summed
 
 
 def norm_sums(g: Tensor, norm: Norm, kept: Kept) -> Tensor:
@@ -87,9 +96,12 @@ def norm_sums(g: Tensor, norm: Norm, kept: Kept) -> Tensor:
     return sums
 
 
-def squares(g: Tensor) -> Tensor:
-    """Sums of g^2 over parts of the rows: (parts, the last axis of g)."""
-    parts: Tensor = torch.ops.virtualgrad.part_squares(g)
+def squares(g: Tensor, *, is_summed: bool = False) -> Tensor:
+    """Sums of g^2, and of g if ``is_summed``, over parts of the rows.
+
+    They have the axes (1 or 2, parts, the last axis of g).
+    """
+    parts: Tensor = torch.ops.virtualgrad.part_squares(g, is_summed)
     return parts
 
 
@@ -101,18 +113,31 @@ class Launch(NamedTuple):
     warps: int
 
 
-def launch_of_transform(g: Tensor, kept: Kept) -> tuple[Tensor, Launch]:
-    """T(g), as yet empty, and the launch that makes it."""
+def launch_of_transform(
+    g: Tensor, kept: Kept, total: str = ""
+) -> tuple[Tensor, Tensor | None, Launch]:
+    """T(g) and sums of columns, as yet empty, and the launch that makes them.
+
+    Sums where a ``total`` is wanted, and channels lie innermost.
+    """
     r, m, n = kept.r, g.shape[0], kept.r.numel()
     g = _laid_out_as(r, g)
     out = torch.empty_like(g)
     most = m if type(m) is int else 2**20  # of any size (a compiler's symbol): it is walked over
     processors = kernels.processors_of(g.device)
-    tile = kernels.choose_tile(most, n, g.element_size(), processors, known=kept.stale)
-    tensors = (g, out, *kept[:5])
-    modes = (kept.stale, kept.unit_is_sample, tile.whole, tile.rows, tile.columns)
-    arguments = (*tensors, m, n, kept.elements, kept.samples, *modes)
-    return out, Launch((-(-n // tile.columns),), arguments, tile.warps)
+    channels, of_product = r.shape[-1], total == "T(g)"
+    innermost = r.stride(-1) == 1 or channels == 1
+    summed = kernels.Summed(channels, True, of_product) if total and innermost else None
+    kind = (most, n, g.element_size(), processors)
+    tile = kernels.choose_tile(*kind, known=kept.stale, summed=summed is not None)
+    programs, width, blocks = kernels.share_columns(g, n, tile, summed)
+    sums = None
+    if summed is not None:
+        sums = torch.empty(1, width, dtype=torch.float32, device=g.device)
+    tensors = (g, out, sums, *kept[:5])
+    sizes = (m, n, width, blocks, kept.elements, kept.samples)
+    modes = (kept.stale, kept.unit_is_sample, of_product, tile.whole, tile.rows, tile.columns)
+    return out, sums, Launch((programs,), (*tensors, *sizes, *modes), tile.warps)
 
 
 def launch_of_norm_sums(
@@ -121,7 +146,9 @@ def launch_of_norm_sums(
     """Sums of columns, as yet empty, and the launch that makes them; channels lie innermost."""
     r, m, n, channels = kept.r, g.shape[0], kept.r.numel(), kept.r.shape[0]
     tile = tile_of_sums(n)
-    programs, width, blocks = split_columns(n, channels, tile.columns, last=True)
+    programs, width, blocks = split_columns(
+        n, channels, tile.columns, last=True, most=kernels_of_norms.MOST_PROGRAMS
+    )
     sums = torch.empty(4, width, dtype=torch.float32, device=g.device)
     tensors = (_laid_out_as(r, g), _laid_out_as(r, x), mean, deviation, sums, *kept[:5])
     sizes = (m, n, channels, width, blocks, kept.elements, kept.samples)
@@ -131,11 +158,11 @@ def launch_of_norm_sums(
 
 def launch_of_totals(sums: Tensor, channels: int) -> tuple[Tensor, Launch] | None:
     """Those sums, added up over positions, as yet empty, and the launch; None where torch adds."""
-    addition = add_up_positions(sums.shape[1], channels, last=True)
-    if addition is None:
+    rows, width = sums.shape
+    if width == channels or not may_add_by_kernel(width, channels, last=True):
         return None
-    grid, sizes, warps = addition
-    totals = torch.empty(4, channels, dtype=torch.float32, device=sums.device)
+    grid, sizes, warps = launch_of_addition(rows, width, channels)
+    totals = torch.empty(rows, channels, dtype=torch.float32, device=sums.device)
     return totals, Launch(grid, (sums, totals, *sizes), warps)
 
 
@@ -147,14 +174,15 @@ def _laid_out_as(r: Tensor, g: Tensor) -> Tensor:
     return torch.empty_strided(g.shape, strides, dtype=g.dtype, device=g.device).copy_(g)
 
 
-def launch_of_squares(g: Tensor) -> tuple[Tensor, Launch]:
+def launch_of_squares(g: Tensor, *, is_summed: bool) -> tuple[Tensor, Launch]:
     """The sums of parts, as yet empty, and the launch that makes them."""
     g = g.contiguous()
     n = g.shape[-1]
     m = g.numel() // n
     split = split_rows(m, n, kernels.processors_of(g.device))
-    parts = torch.empty(split.parts, n, dtype=torch.float32, device=g.device)
-    arguments = (g, parts, m, n, split.share, TIMES, split.rows, split.columns)
+    shape = (1 + is_summed, split.parts, n)
+    parts = torch.empty(shape, dtype=torch.float32, device=g.device)
+    arguments = (g, parts, m, n, split.share, TIMES, split.rows, split.columns, is_summed)
     return parts, Launch((split.parts, split.blocks), arguments, WARPS)
 
 
@@ -169,6 +197,14 @@ def _ops() -> tuple[Any, ...]:
         sums_kernel,
     )
 
+    def add_up(sums: Tensor, channels: int) -> Tensor:
+        added = launch_of_totals(sums, channels)
+        if added is None:
+            return add_positions_by_torch(sums, channels, last=True)
+        totals, (grid, arguments, warps) = added
+        wrap_triton(sums_kernel.add_positions)[grid](*arguments, num_warps=warps)
+        return totals
+
     @triton_op("virtualgrad::rms_transform", mutates_args={"candidate"})
     def rms_transform(  # noqa: PLR0917 - an op has no tuples
         g: Tensor,
@@ -181,11 +217,17 @@ def _ops() -> tuple[Any, ...]:
         samples: int,
         stale: bool,
         unit_is_sample: bool,
-    ) -> Tensor:
+        total: str,
+    ) -> tuple[Tensor, Tensor]:
         kept = Kept(r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample)
-        out, (grid, arguments, warps) = launch_of_transform(g, kept)
+        out, sums, (grid, arguments, warps) = launch_of_transform(g, kept, total)
         wrap_triton(rms_kernel.transform_and_write)[grid](*arguments, num_warps=warps)
-        return out
+        if sums is not None:
+            return out, add_up(sums, r.shape[-1])[0]
+        if total:
+            of = out if total == "T(g)" else g
+            return out, of.sum(list(range(g.dim() - 1)), dtype=torch.float32)
+        return out, torch.empty(0, device=g.device)
 
     @triton_op("virtualgrad::norm_sums", mutates_args={"candidate"})
     def norm_sums(  # noqa: PLR0917 - as above
@@ -206,18 +248,11 @@ def _ops() -> tuple[Any, ...]:
         kept = Kept(r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample)
         sums, (grid, arguments, warps) = launch_of_norm_sums(g, x, mean, deviation, kept)
         wrap_triton(norm_kernel.norm_sums_and_write)[grid](*arguments, num_warps=warps)
-        if sums.shape[1] == r.shape[0]:
-            return sums
-        added = launch_of_totals(sums, r.shape[0])
-        if added is None:
-            return sums.view(4, -1, r.shape[0]).sum(1)
-        totals, (grid, arguments, warps) = added
-        wrap_triton(norm_kernel.add_positions)[grid](*arguments, num_warps=warps)
-        return totals
+        return add_up(sums, r.shape[0])
 
     @triton_op("virtualgrad::part_squares", mutates_args=())
-    def part_squares(g: Tensor) -> Tensor:
-        parts, (grid, arguments, warps) = launch_of_squares(g)
+    def part_squares(g: Tensor, is_summed: bool) -> Tensor:
+        parts, (grid, arguments, warps) = launch_of_squares(g, is_summed=is_summed)
         wrap_triton(sums_kernel.part_squares)[grid](*arguments, num_warps=warps)
         return parts
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators.compiled import Compiled
+from virtualgrad.operators.pieces import in_pieces
 from virtualgrad.operators.statistic import mean_square
 from virtualgrad.sites import Site
 
@@ -218,7 +219,7 @@ def _copy_and_count_anew(
     pairs = [pair for pair in pairs if pair[0].numel() < LARGE]
     zeroed = [(kept.counts, kept.graphs.zeros) for kept in compiled]
     targets, sources = zip(*pairs, *zeroed, strict=True)
-    torch._foreach_copy_(targets, sources)
+    torch._foreach_copy_(*in_pieces(targets, sources))
     gradients = [kept.gradient for kept in compiled if kept.gradient is not None]
     if gradients:
         torch._foreach_zero_(gradients)

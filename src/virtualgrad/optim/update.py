@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from virtualgrad.operators.pieces import in_pieces
+
 
 def decay(params: Sequence[Tensor], *, lr: float | Tensor, weight_decay: float) -> None:
     """Decoupled weight decay: theta <- (1 - lr * weight_decay) theta."""
@@ -41,7 +43,7 @@ def descend(
     made = list(buffers)
     has_sparse_grad = any(grad.is_sparse for grad in grads)
     if not momentum and not has_sparse_grad and not isinstance(lr, Tensor):
-        torch._foreach_add_(list(params), list(grads), alpha=-lr)
+        torch._foreach_add_(*in_pieces(params, grads), alpha=-lr)
         return made
     sgd(
         list(params),

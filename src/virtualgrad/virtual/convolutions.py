@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtualgrad.operators.channels import Channels
 from virtualgrad.virtual.ops import (
     LAYER,
     Transforms,
     as_dtype,
     in_autocast,
+    total_for_bias,
     transformed_gradients,
 )
 
@@ -120,25 +122,24 @@ class Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs, bias, shape = ctx.needs_input_grad, ctx.bias, ctx.shape
         in_rows = weight.numel() < g.numel() and not shape.transposed
-        for_x, for_weight, for_bias = transformed_gradients(
-            ctx,
-            g,
-            LAYER,
-            (needs[2], needs[3], bias is not None and needs[4]),
-            1 if in_rows else None,
-        )
+        needed = (needs[2], needs[3], bias is not None and needs[4])
+        channels = Channels(1, in_rows, total_for_bias(ctx.transforms, needed))
+        for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, channels)
         # Autocast runs the op in g's dtype; every factor follows it, and comes back.
         factors = as_dtype(x, g.dtype), as_dtype(weight, g.dtype), None if bias is None else bias[0]
         grad_x = grad_weight = grad_bias = None
         if for_weight is not None:  # with it, whatever is to pull back the same
             with_x = for_x is not None and for_x.g is for_weight.g
-            with_bias = for_bias is not None and for_bias.g is for_weight.g
+            with_bias = (
+                for_bias is not None and for_bias.g is for_weight.g and for_bias.total is None
+            )
             grad_x, grad_weight, grad_bias = _BACKWARD(
                 for_weight.g, *factors, *shape.in_backward, [with_x, True, with_bias]
             )
             grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
         del for_weight  # and T(g) with it, unless the bias has it, too, before more is made
         if for_bias is not None:
+            grad_bias = for_bias.total if grad_bias is None else grad_bias
             if grad_bias is None:
                 grad_bias = for_bias.g.sum([axis for axis in range(g.dim()) if axis != 1])
             grad_bias = for_bias.scaled(as_dtype(grad_bias, bias[1]))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtualgrad.operators.channels import Channels
 from virtualgrad.virtual.norms import operands_of, pulled_back
 from virtualgrad.virtual.ops import CAST_BY_AUTOCAST, Transforms, as_dtype
 
@@ -63,8 +64,8 @@ class LayerNorm(torch.autograd.Function):
         def backward(one: Tensor, mask: list[bool]) -> Any:
             return _BACKWARD(one, x, ctx.shape, mean, deviation, weight, bias, mask)
 
-        row_axis = g.dim() - 1 if len(ctx.shape) == 1 else None
-        found = pulled_back(ctx, g, row_axis, backward)
+        channels = Channels(g.dim() - 1, rows=True) if len(ctx.shape) == 1 else None
+        found = pulled_back(ctx, g, channels, backward)
         gradients = [
             None if one is None else as_dtype(one, dtype)
             for one, dtype in zip(found, ctx.dtypes, strict=True)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels
+from virtualgrad.operators.channels import Channels, Incoming
 from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
 from virtualgrad.virtual.asked import is_wanted
 from virtualgrad.virtual.ops import (
     LAYER,
-    Incoming,
     Transforms,
     as_dtype,
     asked_of,
@@ -25,6 +25,7 @@ from virtualgrad.virtual.ops import (
 )
 
 _BACKWARD = torch.ops.aten._batch_norm_impl_index_backward.default
+CHANNELS = Channels(1, rows=True)
 
 BEHIND_INPUT: dict[str, Any] = {
     "weight": None,
@@ -108,7 +109,7 @@ class BatchNorm(torch.autograd.Function):
                 reserve,
             )
 
-        return None, *pulled_back(ctx, g, 1, backward), None, None, None, None, None
+        return None, *pulled_back(ctx, g, CHANNELS, backward), None, None, None, None, None
 
 
 def operands_of(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[str, ...]:
@@ -120,17 +121,17 @@ def operands_of(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[
 
 
 def pulled_back(
-    ctx: Any, g: Tensor, row_axis: int | None, backward: Callable[[Tensor, list[bool]], Any]
+    ctx: Any, g: Tensor, channels: Channels | None, backward: Callable[[Tensor, list[bool]], Any]
 ) -> list[Tensor | None]:
     """The gradients of a norm's input, weight and bias: of g, or of T(g), as each of them gets it.
 
     Args:
         ctx: of the norm's Function.
         g: dJ/dsigma.
-        row_axis: the axis of g that is that of weight and bias, if there is just one.
+        channels: the axis of g that is that of weight and bias, if there is just one.
         backward: of the norm: what is pulled back, and which of the three are wanted.
     """
-    asked = _incoming(ctx, g, row_axis)
+    asked = _incoming(ctx, g, channels)
     result: list[Tensor | None] = [None, None, None]
     for one in {id(t.g): t.g for t in asked if t is not None}.values():
         mask = [t is not None and t.g is one for t in asked]
@@ -154,14 +155,14 @@ def _laid_out_as(x: Tensor, g: Tensor) -> Tensor:
     return torch.empty_like(x, dtype=g.dtype).copy_(g)
 
 
-def _incoming(ctx: Any, g: Tensor, row_axis: int | None) -> list[Incoming | None]:
+def _incoming(ctx: Any, g: Tensor, channels: Channels | None) -> list[Incoming | None]:
     """What input, weight and bias are to pull back, whichever of them there are."""
     needed = ctx.needs_input_grad[1:4]
     if ctx.operands is LAYER:
-        return transformed_gradients(ctx, g, LAYER, needed, row_axis)
+        return transformed_gradients(ctx, g, LAYER, needed, channels)
     is_needed = dict(zip(LAYER, needed, strict=True))
     pulled = transformed_gradients(
-        ctx, g, ctx.operands, [is_needed[name] for name in ctx.operands], row_axis
+        ctx, g, ctx.operands, [is_needed[name] for name in ctx.operands], channels
     )
     incoming = dict(zip(ctx.operands, pulled, strict=True))
     return [incoming.get(name) for name in LAYER]

@@ -13,13 +13,14 @@ needs no backward formula of its own: both pull-backs are autograd's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from virtualgrad.errors import DoubleBackwardError
+from virtualgrad.operators.channels import Channels, Incoming, Total
 from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
 from virtualgrad.virtual.asked import Asked, asked_behind, is_wanted, will_reach
 from virtualgrad.virtual.tracking import Pass
@@ -37,10 +38,10 @@ class Transform(Protocol):
     def __call__(self, g: Tensor, asked: Asked | None = None, /) -> Tensor:
         """Return T(g)."""
 
-    def product_or_rows(
-        self, g: Tensor, axis: int | None, asked: Asked | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return T(g), or g and f where T(g) is f g with one number per index of the axis."""
+    def for_layer(
+        self, g: Tensor, channels: Channels | None, asked: Asked | None = None
+    ) -> Incoming:
+        """Return T(g), or g and f where T(g) is f g with one number per channel."""
 
     def norm_gradients(
         self, g: Tensor, norm: Norm, *, into: Tensor | None, asked: Asked | None = None
@@ -141,31 +142,12 @@ def refuse_create_graph() -> None:
         )
 
 
-class Incoming(NamedTuple):
-    """What an argument of an op is to pull back: ``g``, and then times ``rows``.
-
-    ``rows`` has a number for each index of the weight's first axis. Where T multiplies all of g
-    that belongs to such an index by one number, so it does the result: a weight is often smaller
-    than g, and the true g serves both pull-backs.
-    """
-
-    g: Tensor
-    rows: Tensor | None = None
-
-    def scaled(self, gradient: Tensor) -> Tensor:
-        """The gradient of a weight or a bias, times ``rows``."""
-        if self.rows is None:
-            return gradient
-        rows = self.rows.view(-1, *([1] * (gradient.dim() - 1)))
-        return torch.mul(gradient, rows, out=gradient)  # it is nobody else's yet
-
-
 def transformed_gradients(
     ctx: Any,
     g: Tensor,
     arguments: Sequence[str],
     needed: Sequence[bool],
-    row_axis: int | None = None,
+    channels: Channels | None = None,
 ) -> list[Incoming | None]:
     """What each argument of an op is to pull back: T(g), g itself, or None if not needed.
 
@@ -176,8 +158,8 @@ def transformed_gradients(
         g: dJ/dsigma.
         arguments: names of the op's tensor arguments.
         needed: which of them require grad.
-        row_axis: the axis of g that is the first one of weight and bias, if the caller can
-            multiply their gradients instead of g.
+        channels: what the caller can use of the axis of g that is that of weight and bias. The sum
+            for a bias comes in the plainest pass only.
     """
     transforms: Transforms = ctx.transforms
     transform: Transform | None
@@ -185,9 +167,11 @@ def transformed_gradients(
     if arguments is LAYER and _is_plain_pass(transforms, needed, edges):
         transform = transforms["weight"]
         plain = Incoming(g)
-        made = Incoming(*transform.product_or_rows(g, row_axis))
-        for_bias = made if "bias" in transforms else plain
+        made = transform.for_layer(g, channels)
+        for_bias = made if "bias" in transforms else Incoming(g, None, made.total)
         return [plain if needed[0] else None, made, for_bias if needed[2] else None]
+    if channels is not None and channels.total is not None:
+        channels = channels._replace(total=None)
     begin_backward(transforms.values())
     incoming: list[Incoming | None] = [None] * len(arguments)
     for operand, (argument, is_needed) in enumerate(zip(arguments, needed, strict=False)):
@@ -203,9 +187,16 @@ def transformed_gradients(
         done = next((incoming[k] for k in served if incoming[k] is not None), None)
         if done is None:
             asked = asked_of(ctx, transform, served, edges)
-            done = Incoming(*transform.product_or_rows(g, row_axis, asked))
+            done = transform.for_layer(g, channels, asked)
         incoming[operand] = done
     return incoming
+
+
+def total_for_bias(transforms: Transforms, needed: Sequence[bool]) -> Total | None:
+    """What a layer's bias sums, if it is needed: T(g), or the true g where it has no T."""
+    if not needed[2]:
+        return None
+    return "T(g)" if "bias" in transforms else "g"
 
 
 def _is_plain_pass(transforms: Transforms, needed: Sequence[bool], edges: Any) -> bool:

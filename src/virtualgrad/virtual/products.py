@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtualgrad.operators.channels import Channels
 from virtualgrad.virtual.ops import (
     LAYER,
     Transforms,
     alias_of,
     as_dtype,
     in_autocast,
+    total_for_bias,
     transformed_gradients,
 )
 
@@ -49,15 +51,16 @@ class Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needed = [*ctx.needs_input_grad[1:3], ctx.dtypes[2] is not None and ctx.needs_input_grad[3]]
         in_rows = ctx.size < g.numel() and "input" not in ctx.transforms  # x has no such rows
-        row_axis = g.dim() - 1 if in_rows else None
-        for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, row_axis)
+        channels = Channels(g.dim() - 1, in_rows, total_for_bias(ctx.transforms, needed))
+        for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, channels)
         # Autocast runs the product in g's dtype; every factor follows it, and comes back.
         grad_x = grad_weight = grad_bias = None
         if for_weight is not None:
             grad_weight = rows(for_weight.g).t() @ as_dtype(rows(x), g.dtype)
             grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
         if for_bias is not None:
-            grad_bias = for_bias.scaled(as_dtype(rows(for_bias.g).sum(0), ctx.dtypes[2]))
+            total = rows(for_bias.g).sum(0) if for_bias.total is None else for_bias.total
+            grad_bias = for_bias.scaled(as_dtype(total, ctx.dtypes[2]))
         del for_weight, for_bias  # and T(g) with them, before there is a gradient of x
         if for_x is not None:
             grad_x = rows(for_x.g) @ as_dtype(weight, g.dtype)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import RMS, identity
+from virtualgrad.operators.channels import Total
 from virtualgrad.operators.rms_compiled import InCompiledPass
 from virtualgrad.virtual.calls import Call
 from virtualgrad.virtual.plans import Plan
@@ -38,12 +39,13 @@ class Tokens(torch.autograd.Function):
         """Return the gradients of x, weight and bias."""
         x, weight = ctx.saved_tensors
         grad_x = (rows(g) @ weight).reshape(x.shape)  # in front
-        seen, how = g, ctx.how
-        if not how.only_seen:
-            seen = how.passed(g, how.passed.site)
-        elif not how.passed.rms.learns_nothing(g):
-            how.passed.note(g)
-        grad_bias = rows(seen if how.serves_bias else g).sum(0) if ctx.has_bias else None
+        how = ctx.how
+        total: Total | None = ("T(g)" if how.serves_bias else "g") if ctx.has_bias else None
+        seen, grad_bias = how.passed.for_tokens(g, only_seen=how.only_seen, total=total)
+        if grad_bias is not None:
+            grad_bias = grad_bias.to(g.dtype)
+        elif ctx.has_bias:
+            grad_bias = rows(seen if how.serves_bias else g).sum(0)
         return None, grad_x, rows(seen).t() @ rows(x), grad_bias
 
 

@@ -11,6 +11,7 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from virtualgrad.errors import OperatorError, TransformError
 from virtualgrad.operators import Operator, StatefulOperator, apply_operator, identity
+from virtualgrad.operators.channels import Channels, Incoming
 from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
 from virtualgrad.sites import Site
 from virtualgrad.virtual.asked import Asked
@@ -124,25 +125,25 @@ class Transform:
         unscaled = g.to(torch.promote_types(g.dtype, torch.float32)) / scale
         return (apply_operator(self.operator, unscaled, self.site) * scale).to(g.dtype)
 
-    def product_or_rows(
-        self, g: Tensor, axis: int | None, asked: Asked | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return T(g), or g and f where T(g) is f g with one number per index of the axis.
+    def for_layer(
+        self, g: Tensor, channels: Channels | None, asked: Asked | None = None
+    ) -> Incoming:
+        """Return T(g), or g and f where T(g) is f g with one number per channel.
 
         Args:
             g: dJ/dsigma.
-            axis: whose rows the caller can multiply; None: none.
+            channels: what the caller can use of them; None: nothing.
             asked: as in a call of this, for which it stands.
         """
         # Of its class: what stands for another operator by __getattr__ has a T of its own.
-        make = getattr(type(self.operator), "product_or_rows", None)
+        make = getattr(type(self.operator), "for_layer", None)
         if make is None or (asked is not None and self._brought() is not None):
-            return self(g, asked), None
+            return Incoming(self(g, asked))
         refuse_batched(g, self.site)
         self.current.consumed = True
         if asked is not None:
             self._keep(g, asked)
-        made: tuple[Tensor, Tensor | None] = make(self.operator, g, self.site, axis)
+        made: Incoming = make(self.operator, g, self.site, channels)
         return made
 
     def norm_gradients(

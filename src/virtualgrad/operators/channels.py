@@ -1,0 +1,49 @@
+"""What a layer tells T of its channels, and what each of its operands is to pull back then.
+
+Channels are the axis of sigma that is the first one of a layer's weight and bias. A kernel that
+reads g for T adds it up on the way, which is what a bias needs; and where T multiplies all of g
+that belongs to a channel by one number, the gradients of weight and bias can be multiplied instead.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Total = Literal["g", "T(g)"]
+
+
+class Channels(NamedTuple):
+    """The channels of a layer, and what it can use of them.
+
+    Attributes:
+        axis: of g, along which they lie.
+        rows: whether the rows of its gradients can be multiplied, in place of g.
+        total: what its bias sums over all other axes, if it has one; T may leave that to it.
+    """
+
+    axis: int
+    rows: bool = False
+    total: Total | None = None
+
+
+class Incoming(NamedTuple):
+    """What an operand of an op is to pull back: ``g``, and then times ``rows``.
+
+    ``rows`` has a number for each index of the weight's first axis. A weight is often smaller than
+    g, and the true g serves both pull-backs. ``total`` is the sum of g over all axes but that of
+    the channels, where it was made on the way.
+    """
+
+    g: Tensor
+    rows: Tensor | None = None
+    total: Tensor | None = None
+
+    def scaled(self, gradient: Tensor) -> Tensor:
+        """The gradient of a weight or a bias, times ``rows``."""
+        if self.rows is None:
+            return gradient
+        rows = self.rows.view(-1, *([1] * (gradient.dim() - 1)))
+        return torch.mul(gradient, rows, out=gradient)  # it is nobody else's yet
