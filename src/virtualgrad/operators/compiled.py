@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from virtualgrad.operators.copies import CopyIfCounted, prepare_copy
 from virtualgrad.operators.counts import Graphs, keep_static
 from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.statistic import (
@@ -29,6 +30,8 @@ from virtualgrad.operators.statistic import (
     sum_of_columns,
     sum_of_squares,
 )
+
+LARGE = 2**20  # numbers; torch's copies of many tensors at once reach half of an H200's bandwidth
 
 Summed = Literal["at once", "columns"]
 _SUMS = {"at once": sum_of_squares, "columns": sum_of_columns}
@@ -45,7 +48,11 @@ class Compiled:
             have r's dtype, so that one launch can copy both (e is exact in float32 up to 2^24, and
             then to seven digits).
         gradient: as in :class:`~virtualgrad.operators.running.Running`.
+        restoring: copies r into the candidate if a pass was counted; of a large one on a GPU.
+        is_written: whether the host has written the candidate, of which nothing may be counted.
     """
+
+    is_written = False
 
     def __init__(self, r: Tensor, gradient: Tensor | None, graphs: Graphs) -> None:
         self.r = r
@@ -56,6 +63,9 @@ class Compiled:
         for tensor in (r, self.candidate, self.counts, gradient):
             if tensor is not None:
                 keep_static(tensor)
+        self.restoring: CopyIfCounted | None = None
+        if r.numel() >= LARGE:
+            self.restoring = prepare_copy(self.candidate, r, self.counts)
 
     def counted(self) -> tuple[int, int]:
         """(e, m) since the last commit; the host waits for them."""

@@ -18,12 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.compiled import Compiled
+from virtualgrad.operators.compiled import LARGE, Compiled
 from virtualgrad.operators.pieces import in_pieces
 from virtualgrad.operators.statistic import mean_square
 from virtualgrad.sites import Site
-
-LARGE = 2**20  # numbers; torch's copies of many tensors at once reach half of an H200's bandwidth
 
 
 class Running:
@@ -145,6 +143,7 @@ class Running:
         assert self.compiled is not None
         if self.elements:
             self.compiled.candidate.copy_(self.updated())
+            self.compiled.is_written = True  # for what others have brought, maybe
         self.begin_anew()
 
     def hand_over(self) -> None:
@@ -195,12 +194,18 @@ def commit_all(sites: Sequence[Running]) -> None:
         site.begin_anew()
 
 
-def rollback_all(sites: Sequence[Running]) -> None:
-    """Forget what backward passes have brought since the last commit."""
+def rollback_all(sites: Sequence[Running], *, is_new: bool = False) -> None:
+    """Forget what backward passes have brought since the last commit; or, if r is new, all."""
     for site in sites:
         site.begin_anew()
     compiled = [site.compiled for site in sites if site.compiled is not None]
-    _copy_and_count_anew(compiled, [(kept.candidate, kept.r) for kept in compiled])
+    pairs = []
+    for kept in compiled:
+        if kept.restoring is None or is_new or kept.is_written:
+            pairs.append((kept.candidate, kept.r))
+        else:
+            kept.restoring()
+    _copy_and_count_anew(compiled, pairs)
 
 
 def _copy_and_count_anew(
@@ -217,6 +222,8 @@ def _copy_and_count_anew(
         if target.numel() >= LARGE:
             target.copy_(source)
     pairs = [pair for pair in pairs if pair[0].numel() < LARGE]
+    for kept in compiled:
+        kept.is_written = False
     zeroed = [(kept.counts, kept.graphs.zeros) for kept in compiled]
     targets, sources = zip(*pairs, *zeroed, strict=True)
     torch._foreach_copy_(*in_pieces(targets, sources))

@@ -79,7 +79,7 @@ class RunningMeans(StatefulOperator):
                 known.committed = True
             else:
                 sites[key] = Running(r, committed=True)
-        rollback_all(list(sites.values()))
+        rollback_all(list(sites.values()), is_new=True)
         renew_factors(list(sites.values()))
 
     def begin_reduction(self) -> None:
