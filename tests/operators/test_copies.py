@@ -111,6 +111,7 @@ def test_plain_torch_without_a_gpu_or_where_numbers_do_not_lie_alike(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
 @pytest.mark.parametrize("large", [1, 2**30])
+@pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning")  # not wanted here
 def test_captured_steps_forget_and_move_as_others(
     large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from torch._functorch import config as functorch_config
 from virtualgrad import SVGD, Site, VirtualGradientDescent
 from virtualgrad.errors import OperatorError, ShapeChangedError, StateDictError
 from virtualgrad.operators import RMS, Clip, compose, running
+from virtualgrad.virtual import passes
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_compiler"),
@@ -134,6 +135,21 @@ def test_nothing_is_copied_to_forget_nothing(monkeypatch: pytest.MonkeyPatch) ->
     backward(run, model, optimizer, batches(4)[0])
     optimizer.zero_grad()
     assert len(rollbacks) == 1
+
+
+def test_a_captured_zero_grad_forgets_whatever_is_there_when_it_is_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = network()
+    optimizer = SVGD(model, 1e-3)
+    train(torch.compile(model, backend="aot_eager"), optimizer, batches(4, 4))
+    rollbacks: list[int] = []
+    monkeypatch.setattr(optimizer.operator, "rollback", lambda: rollbacks.append(1))
+    optimizer.zero_grad()
+    assert not rollbacks
+    monkeypatch.setattr(passes, "is_capturing", lambda: True)
+    optimizer.zero_grad()
+    assert rollbacks == [1]
 
 
 @pytest.mark.parametrize("reading", READINGS)

@@ -58,9 +58,11 @@ class Passes:
         Only where all passes are compiled, and seen here: then forgetting copies all of r. Not once
         a graph was kept (it may be run again, any time), captured (its replays pass by the host),
         or left without a ``backward()`` that would have shown (``torch.autograd.grad``); nor once
-        two were alive at a time, of which one that comes back alone is not seen.
+        two were alive at a time, of which one that comes back alone is not seen. And not while a
+        graph is captured: what is at rest now need not be so at each of its replays.
         """
-        return self._rests and self._sees_all and not self._has_compiled_uses()
+        rests = self._rests and self._sees_all and not self._has_compiled_uses()
+        return rests and not is_capturing()
 
     def begin(self, batch_size: int | None, training: bool) -> None:
         """Begin a forward pass, or go on with one that no backward pass has consumed yet.
