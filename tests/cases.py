@@ -196,6 +196,12 @@ CASES: dict[str, Case] = {
     "linear on sequences": Case(lambda: nn.Linear(5, 4), floats(BATCH, 3, 5)),
     "linear without bias": Case(lambda: nn.Linear(5, 4, bias=False), floats(BATCH, 2, 3, 5)),
     "linear without batch": Case(lambda: nn.Linear(5, 4), floats(5), batch_size=1),
+    "linear, a bias of (1, C)": Case(
+        raw(lambda m, x: F.linear(x, m.w, m.b), w=(4, 5), b=(1, 4)), floats(BATCH, 3, 5)
+    ),
+    "linear, a bias for all": Case(
+        raw(lambda m, x: F.linear(x, m.w, m.b), w=(4, 5), b=(1,)), floats(BATCH, 3, 5)
+    ),
     "linear by a vector": Case(raw(lambda m, x: F.linear(x, m.w), w=(5,)), floats(BATCH, 5)),
     "linear by a vector, sequences": Case(
         raw(lambda m, x: F.linear(x, m.w, m.b[0]), w=(5,), b=(1,)), floats(BATCH, 3, 5)

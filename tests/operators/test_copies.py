@@ -82,6 +82,20 @@ def check_compiled_steps_forget_as_eager_ones(monkeypatch):
     assert all(isinstance(one.restoring, CopyIfCounted) for one in kept)
 
 
+def check_a_compiled_zero_grad_forgets_without_the_kernel(monkeypatch):
+    monkeypatch.setattr(compiled, "LARGE", 1)
+    model = nn.Linear(5, 7)
+    optimizer = SVGD(model, 0.1)
+    run = torch.compile(model, backend="aot_eager")
+    zero_grad = torch.compile(optimizer.zero_grad, backend="aot_eager")
+    for _ in range(2):
+        run(torch.randn(6, 5)).square().mean().backward()
+        zero_grad()
+    (site,) = optimizer.operator.sites.kept.values()
+    assert torch.equal(site.compiled.candidate, site.r)
+    assert not site.compiled.counts.any()
+
+
 @pytest.mark.slow
 @needs_triton
 def test_the_kernel_in_the_interpreter() -> None:

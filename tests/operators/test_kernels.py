@@ -16,17 +16,8 @@ from torch import Tensor
 from virtualgrad import Site
 from virtualgrad.operators import RMS, kernels, rms_fused
 from virtualgrad.operators.channels import Channels, Total
-from virtualgrad.operators.kernels import (
-    Fused,
-    Summed,
-    Tile,
-    Update,
-    choose_tile,
-    fits,
-    plain,
-    prepare,
-    sums_of,
-)
+from virtualgrad.operators.kernels import Fused, Update, fits, plain, prepare
+from virtualgrad.operators.tiles import Summed, Tile, choose_tile, sums_of
 from virtualgrad.sites import read_layout
 
 CONTIGUOUS, CHANNELS_LAST, APART, TOGETHER = "contiguous", "channels last", "apart", "expanded"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from virtualgrad.operators.kernels import Fused, Tile, Update, plain
+from virtualgrad.operators.kernels import Fused, Update, plain
 from virtualgrad.operators.launches import Launch
+from virtualgrad.operators.tiles import Tile
 
 GRID = (2, 1, 1)
 

@@ -14,7 +14,7 @@ from interpreted import needs_triton, run_checks
 from torch import Tensor, nn
 
 from virtualgrad import SVGD
-from virtualgrad.operators import kernels, kernels_of_norms, launches, rms_op
+from virtualgrad.operators import kernels_of_norms, launches, rms_op, tiles
 from virtualgrad.operators.columns import add_positions_by_torch
 from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.counts import Graphs
@@ -80,12 +80,12 @@ def launched(kernel: Any, g: Tensor, launch: rms_op.Launch) -> None:
 
 def by_kernel(kept: Compiled, g: Tensor, way: Way) -> Tensor:
     """The same by the launch that the op makes; where it sums, too, it is checked here."""
-    from virtualgrad.operators import rms_kernel
+    from virtualgrad.operators import candidate_kernel
 
     before = kept.candidate.clone()
     plain, sums, launch = rms_op.launch_of_transform(g, for_op(kept, g, way))
     assert sums is None
-    launched(rms_kernel.transform_and_write, g, launch)
+    launched(candidate_kernel.transform_and_write, g, launch)
     for total in ("g", "T(g)"):
         out, sums, launch = rms_op.launch_of_transform(g, for_op(kept, g, way), total)
         if sums is None:  # channels-last: the last axis is not that of the channels
@@ -93,7 +93,7 @@ def by_kernel(kept: Compiled, g: Tensor, way: Way) -> Tensor:
             continue
         candidate = kept.candidate.clone()
         kept.candidate.copy_(before)
-        launched(rms_kernel.transform_and_write, g, launch)
+        launched(candidate_kernel.transform_and_write, g, launch)
         rounded = 1e-6 if g.dtype == torch.float32 else 2**-7  # the last bit may be another
         torch.testing.assert_close(out, plain, rtol=rounded, atol=1e-7)
         torch.testing.assert_close(kept.candidate, candidate, rtol=1e-6, atol=0, equal_nan=True)
@@ -144,8 +144,8 @@ def check_half_precision(way):
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def check_rows_that_are_walked_over(way, monkeypatch):
-    tile = kernels.Tile(4, 16, 1, False)
-    monkeypatch.setattr(kernels, "choose_tile", lambda *_, **__: tile)
+    tile = tiles.Tile(4, 16, 1, False)
+    monkeypatch.setattr(tiles, "choose_tile", lambda *_, **__: tile)
     compare("cpu", (19, 3, 10), way, torch.float32)
 
 

@@ -1,8 +1,9 @@
 """What a layer tells T of its channels, and what each of its operands is to pull back then.
 
-Channels are the axis of sigma that is the first one of a layer's weight and bias. A kernel that
-reads g for T adds it up on the way, which is what a bias needs; and where T multiplies all of g
-that belongs to a channel by one number, the gradients of weight and bias can be multiplied instead.
+Channels are the axis of sigma that is the first one of a layer's bias, and of its weight but for
+transposed convolutions. A kernel that reads g for T adds it up on the way, which is what a bias
+needs; and where T multiplies all of g that belongs to a channel by one number, the gradients of
+weight and bias can be multiplied instead.
 """
 
 from __future__ import annotations

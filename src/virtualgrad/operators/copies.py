@@ -44,6 +44,8 @@ class CopyIfCounted:
 
 def prepare_copy(target: Tensor, source: Tensor, counts: Tensor) -> CopyIfCounted | None:
     """The copy as a kernel; None where plain torch is to be used."""
+    if type(target) is not Tensor or type(source) is not Tensor:
+        return None  # a shard, say, has no memory of its own
     axes = [axis for axis in range(target.dim()) if target.shape[axis] > 1]
     if target.stride() != source.stride() or not kernels.are_dense(target, axes):
         return None

@@ -56,7 +56,8 @@ class Graphs:
         while self._ended >= len(self._numbers):
             number = torch.full_like(self.zeros, len(self._numbers) + 1)
             # Not marked as of one size, too: those that are made while tracing would not be.
-            torch._dynamo.mark_static_address(number)
+            if not torch.compiler.is_compiling():  # a zero_grad, say; it does without the mark
+                torch._dynamo.mark_static_address(number)
             self._numbers.append(number)
         return self._numbers[self._ended]
 

@@ -26,10 +26,10 @@ from virtualgrad.operators.kernels import (
     fits,
     in_order_of,
     is_usable,
-    power_of_two_from,
     processors_of,
 )
 from virtualgrad.operators.launches import Launch
+from virtualgrad.operators.tiles import power_of_two_from
 
 
 class Norm(NamedTuple):

@@ -16,10 +16,10 @@ from virtualgrad.operators.kernels import (
     DTYPES,
     are_dense,
     is_usable,
-    power_of_two_from,
     processors_of,
 )
 from virtualgrad.operators.launches import Launch
+from virtualgrad.operators.tiles import power_of_two_from
 
 
 class Split(NamedTuple):

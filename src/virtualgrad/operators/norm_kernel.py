@@ -8,7 +8,7 @@
 import triton
 import triton.language as tl
 
-from virtualgrad.operators.rms_kernel import numbers_at, write_candidate
+from virtualgrad.operators.candidate_kernel import numbers_at, write_candidate
 
 
 @triton.jit

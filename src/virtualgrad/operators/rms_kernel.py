@@ -16,8 +16,8 @@ walks back to write: the rows it read last are the likeliest to be still in the 
 For sums it takes one block of columns after the other, ``width`` apart, which is a multiple of the
 channels where there are several: a column of the program is one channel, and is summed on the chip.
 
-:func:`transform` is for eager passes, which leave N and count on the host;
-:func:`transform_and_write` for compiled ones, which write the new r.
+:func:`transform` is for eager passes, which leave N and count on the host; compiled ones write the
+new r (:mod:`.candidate_kernel`).
 
 This file has no ``from __future__ import annotations``: Triton reads the annotations.
 """
@@ -27,7 +27,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _read_rows(  # noqa: PLR0917 - Triton has no keywords here
+def read_rows(  # noqa: PLR0917 - Triton has no keywords here
     g,
     out,
     f,
@@ -73,7 +73,7 @@ def _read_rows(  # noqa: PLR0917 - Triton has no keywords here
 
 
 @triton.jit
-def _write_rows(  # noqa: PLR0917 - as above
+def write_rows(  # noqa: PLR0917 - as above
     x,
     g,
     out,
@@ -130,14 +130,14 @@ def _transform_block(  # noqa: PLR0917 - as above
     inside = columns < n
     r = tl.load(given + columns, mask=inside, other=0.0)  # asked for early, it is there in time
     f = scale * tl.rsqrt(r + eps)
-    x, q, plain = _read_rows(g, out, f, columns, m, n, stride, SUMS, KNOWN, WHOLE, ROWS, COLUMNS)
+    x, q, plain = read_rows(g, out, f, columns, m, n, stride, SUMS, KNOWN, WHOLE, ROWS, COLUMNS)
     if earlier is not None:
         before = tl.load(earlier + columns, mask=inside, other=0.0)
         q += before * before
     tl.store(norm + columns, tl.sqrt_rn(q), mask=inside)
     if not KNOWN:
         f = scale * tl.rsqrt(rho * r + weight * q + eps)
-    _write_rows(x, g, out, f, columns, m, n, stride, KNOWN, WHOLE, ROWS)
+    write_rows(x, g, out, f, columns, m, n, stride, KNOWN, WHOLE, ROWS)
     return tl.where(inside, f, 0.0) * plain if OF_PRODUCT else plain
 
 
@@ -210,172 +210,6 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
                 True,
                 OF_PRODUCT,
                 KNOWN,
-                WHOLE,
-                ROWS,
-                COLUMNS,
-            )
-        tl.store(sums + first, total, mask=first < width)
-
-
-@triton.jit
-def numbers_at(numbers):  # pragma: no cover - as above
-    """S, rho, eps and the loss's factor, of which a compiled pass has the place in memory."""
-    scale, eps = tl.load(numbers).to(tl.float32), tl.load(numbers + 2).to(tl.float32)
-    return scale, tl.load(numbers + 1), eps, tl.load(numbers + 3).to(tl.float32)
-
-
-@triton.jit
-def write_candidate(  # noqa: PLR0917 - as above
-    q,
-    r,
-    candidate,
-    columns,
-    n,
-    rho,
-    loss_scale,
-    e_before,
-    m_before,
-    is_new,
-    elements,
-    samples,
-    UNIT_IS_SAMPLE: tl.constexpr,
-):  # pragma: no cover - as above
-    """Write the candidate of the new r of some columns; the new r, as T goes by it.
-
-    They differ where a graph is counted twice (:mod:`.counts`): the candidate is NaN there.
-    """
-    inside = columns < n
-    decay, share = rho.to(tl.float32), (1 - rho).to(tl.float32)
-    unit = (m_before + samples) if UNIT_IS_SAMPLE else 1.0
-    weight = share * (unit * unit / (e_before + elements))
-    updated = decay * r + weight * (q / (loss_scale * loss_scale))
-    if e_before > 0:  # gradients are accumulated: what has come is what the candidate is ahead
-        ahead = tl.load(candidate + columns, mask=inside, other=0.0) - decay * r
-        unit_before = m_before if UNIT_IS_SAMPLE else 1.0
-        earlier = ahead * (e_before / (unit_before * unit_before * share))
-        updated += tl.where(is_new, weight * earlier, 0.0)
-    tl.store(candidate + columns, tl.where(is_new, updated, float("nan")), mask=inside)
-    return updated
-
-
-@triton.jit
-def _transform_and_write_block(  # noqa: PLR0917 - as above
-    g,
-    out,
-    given,
-    candidate,
-    counts,
-    graph,
-    numbers,
-    columns,
-    m,
-    n,
-    elements,
-    samples,
-    SUMS: tl.constexpr,
-    OF_PRODUCT: tl.constexpr,
-    KNOWN: tl.constexpr,
-    UNIT_IS_SAMPLE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):  # pragma: no cover - as above
-    """One block of columns where all numbers lie on the device; its sums."""
-    inside = columns < n
-    r = tl.load(given + columns, mask=inside, other=0.0)
-    scale, rho, eps, c = numbers_at(numbers)
-    e_before, m_before = tl.load(counts), tl.load(counts + 1)
-    is_new = tl.load(graph + 2) > tl.load(counts + 2)
-    f = scale * tl.rsqrt(r + eps)
-    x, q, plain = _read_rows(g, out, f, columns, m, n, n, SUMS, KNOWN, WHOLE, ROWS, COLUMNS)
-    updated = write_candidate(
-        q,
-        r,
-        candidate,
-        columns,
-        n,
-        rho,
-        c,
-        e_before,
-        m_before,
-        is_new,
-        elements,
-        samples,
-        UNIT_IS_SAMPLE,
-    )
-    if not KNOWN:
-        f = scale * tl.rsqrt(updated + eps)
-    _write_rows(x, g, out, f, columns, m, n, n, KNOWN, WHOLE, ROWS)
-    return tl.where(inside, f, 0.0) * plain if OF_PRODUCT else plain
-
-
-@triton.jit(do_not_specialize=["m", "blocks", "elements", "samples"])
-def transform_and_write(  # noqa: PLR0917 - as above
-    g,
-    out,
-    sums,  # or None
-    given,  # r
-    candidate,
-    counts,
-    graph,
-    numbers,  # s, rho, eps and the loss's factor, in float64
-    m,
-    n,  # also from sample to sample
-    width,
-    blocks,
-    elements,
-    samples,
-    KNOWN: tl.constexpr,
-    UNIT_IS_SAMPLE: tl.constexpr,
-    OF_PRODUCT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):  # pragma: no cover - as above
-    """The same in a compiled pass; it writes the candidate of the new r."""
-    first = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    if sums is None:
-        _transform_and_write_block(
-            g,
-            out,
-            given,
-            candidate,
-            counts,
-            graph,
-            numbers,
-            first,
-            m,
-            n,
-            elements,
-            samples,
-            False,
-            OF_PRODUCT,
-            KNOWN,
-            UNIT_IS_SAMPLE,
-            WHOLE,
-            ROWS,
-            COLUMNS,
-        )
-    else:
-        total = tl.zeros([COLUMNS], tl.float32)
-        for block in range(blocks):
-            total += _transform_and_write_block(
-                g,
-                out,
-                given,
-                candidate,
-                counts,
-                graph,
-                numbers,
-                first + block * width,
-                m,
-                n,
-                elements,
-                samples,
-                True,
-                OF_PRODUCT,
-                KNOWN,
-                UNIT_IS_SAMPLE,
                 WHOLE,
                 ROWS,
                 COLUMNS,

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
-from virtualgrad.operators import kernels, kernels_of_norms
+from virtualgrad.operators import kernels, kernels_of_norms, tiles
 from virtualgrad.operators.channels import Total
 from virtualgrad.operators.columns import (
     add_positions_by_torch,
@@ -44,6 +44,7 @@ from virtualgrad.operators.kernels_of_norms import (
     tile_of_sums,
 )
 from virtualgrad.operators.kernels_of_sums import TIMES, WARPS, split_rows
+from virtualgrad.operators.tiles import Summed
 
 
 @settled_while_tracing
@@ -127,10 +128,10 @@ def launch_of_transform(
     processors = kernels.processors_of(g.device)
     channels, of_product = r.shape[-1], total == "T(g)"
     innermost = r.stride(-1) == 1 or channels == 1
-    summed = kernels.Summed(channels, True, of_product) if total and innermost else None
+    summed = Summed(channels, True, of_product) if total and innermost else None
     kind = (most, n, g.element_size(), processors)
-    tile = kernels.choose_tile(*kind, known=kept.stale, summed=summed is not None)
-    programs, width, blocks = kernels.share_columns(g, n, tile, summed)
+    tile = tiles.choose_tile(*kind, known=kept.stale, summed=summed is not None)
+    programs, width, blocks = tiles.share_columns(n, tile, summed, *kind[2:])
     sums = None
     if summed is not None:
         sums = torch.empty(1, width, dtype=torch.float32, device=g.device)
@@ -192,8 +193,8 @@ def _ops() -> tuple[Any, ...]:
     from torch.library import triton_op, wrap_triton  # noqa: PLC0415 - with Triton alone
 
     from virtualgrad.operators import (  # noqa: PLC0415 - import Triton
+        candidate_kernel,
         norm_kernel,
-        rms_kernel,
         sums_kernel,
     )
 
@@ -221,7 +222,7 @@ def _ops() -> tuple[Any, ...]:
     ) -> tuple[Tensor, Tensor]:
         kept = Kept(r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample)
         out, sums, (grid, arguments, warps) = launch_of_transform(g, kept, total)
-        wrap_triton(rms_kernel.transform_and_write)[grid](*arguments, num_warps=warps)
+        wrap_triton(candidate_kernel.transform_and_write)[grid](*arguments, num_warps=warps)
         if sums is not None:
             return out, add_up(sums, r.shape[-1])[0]
         if total:

@@ -199,6 +199,7 @@ def rollback_all(sites: Sequence[Running], *, is_new: bool = False) -> None:
     for site in sites:
         site.begin_anew()
     compiled = [site.compiled for site in sites if site.compiled is not None]
+    is_new = is_new or torch.compiler.is_compiling()  # which does not see into a launch
     pairs = []
     for kept in compiled:
         if kept.restoring is None or is_new or kept.is_written:

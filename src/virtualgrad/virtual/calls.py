@@ -128,7 +128,7 @@ def one_forward(op: str, bound: dict[str, Any]) -> Fused | None:
     """The op as a Function that needs one forward only; None if it has none."""
     if any(isinstance(value, Tensor) and value.is_complex() for value in bound.values()):
         return None  # the general way conjugates as autograd does
-    if op == "linear" and bound["weight"].dim() != 2:
+    if op == "linear" and not _is_plain_linear(bound):
         return None
     if op in NORMS:
         norm, behind_input = NORMS[op]
@@ -142,3 +142,9 @@ def one_forward(op: str, bound: dict[str, Any]) -> Fused | None:
         if shape is not None:
             return Fused(Convolution, (bound["weight"], bound.get("bias")), shape)
     return None
+
+
+def _is_plain_linear(bound: dict[str, Any]) -> bool:
+    """Whether a linear op has a matrix, and no bias that is a matrix, too, as (1, C) may be."""
+    bias = bound.get("bias")
+    return bound["weight"].dim() == 2 and (bias is None or bias.dim() <= 1)

@@ -88,6 +88,8 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
         factor = passed.factor(sigma.dtype, sigma.device)
         passes.append(passed)
         served = [use.tensor for use in call.uses if use.parameter in part.parameters]
+        if any([tensor.dim() == 0 or tensor.shape[0] != sigma.shape[axis] for tensor in served]):
+            return None  # a bias that is broadcast
         scaled += [(tensor, Rows.apply(factor, tensor)) for tensor in served]
 
     def replaced(tensor: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def run_by_tokens(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     if call.rule.op != "linear" or len(parts) != 1 or sigma.dim() < 3:
         return None
     x, weight, bias = call.bound["input"], call.bound["weight"], call.bound.get("bias")
-    if weight.dim() != 2:
+    if weight.dim() != 2 or (bias is not None and tuple(bias.shape) != (sigma.shape[-1],)):
         return None
     site, operator = parts[0]
     served = [use.argument for use in call.uses if use.parameter in site.parameters]

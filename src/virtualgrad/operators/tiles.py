@@ -1,0 +1,111 @@
+"""What one program of T's kernel holds of g, and how programs share the columns.
+
+g is m rows (samples) of n columns (the numbers of a sample), as in :mod:`.kernels`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from virtualgrad.operators.channels import Channels
+from virtualgrad.operators.columns import Columns, split_columns
+
+
+class Tile(NamedTuple):
+    """What one program holds: all m rows of some columns (``whole``), or a part after the other."""
+
+    rows: int
+    columns: int
+    warps: int
+    whole: bool
+
+
+class Summed(NamedTuple):
+    """What is summed on the way: over all but the channels.
+
+    Attributes:
+        channels: how many there are.
+        last: whether those of a position lie next to each other; if not, those of a channel do.
+        of_product: whether it is T(g), and not g.
+    """
+
+    channels: int
+    last: bool
+    of_product: bool
+
+
+# Measured on an H200 (8 to 128 rows, bfloat16 and float32): tiles of 8192 numbers with 64 of them
+# a thread are best, and by a tenth to a third better than with 32 (results/bench/tiles.txt); 128 a
+# thread spill.
+NUMBERS_OF_TILE = 8192
+NUMBERS_OF_WARP = 32 * 64
+MOST_WHOLE = NUMBERS_OF_WARP * 16
+SECTOR = 32  # bytes that memory hands over together
+SHORT = 256  # bytes of a row: pieces of that length, and longer ones, come at full speed
+NUMBERS_OF_STEP = 4096
+# Where g is summed, too (on the layers of ViT-S/16 and GPT-2 small): half a tile, by half as many
+# warps, where rows are walked over 512 columns at a time, or held in 16 bits; and blocks of columns
+# one after the other, where they are short.
+PROGRAMS_EACH = 8  # of a multiprocessor
+LONG = 128  # bytes of a column
+
+
+def choose_tile(
+    m: int, n: int, bytes_each: int, processors: int, *, known: bool, summed: bool = False
+) -> Tile:
+    """The tile for m rows and n columns of numbers of some bytes; ``summed``: see above.
+
+    As a rule all rows of some columns, few enough of them to give every multiprocessor a program.
+    They are walked over where they are too many to be held; and, if the factor is known, where they
+    are so many that a tile would have only a short piece of each.
+    """
+    rows = power_of_two_from(m)
+    sector = SECTOR // bytes_each
+    columns = min(1024, max(NUMBERS_OF_TILE // rows, 2 * sector))
+    if known and columns * bytes_each < SHORT:
+        long = min(512, power_of_two_from(n // (3 * processors) + 1) // 2)
+        if long >= 128:
+            less = 2 if summed and long == 512 else 1
+            return Tile(NUMBERS_OF_STEP // (less * long), long, 4 // less, False)
+    while columns > sector and n <= columns * (processors - 1):
+        columns //= 2
+    looped = Tile(NUMBERS_OF_TILE // columns, columns, 8, False)
+    while columns > sector and rows * columns > MOST_WHOLE:
+        columns //= 2
+    if rows * columns > MOST_WHOLE:
+        return looped
+    if summed and bytes_each == 2 and columns >= 4 * sector:
+        columns //= 2
+    return Tile(rows, columns, max(1, rows * columns // NUMBERS_OF_WARP), True)
+
+
+def share_columns(
+    n: int, tile: Tile, summed: Summed | None, bytes_each: int, processors: int
+) -> Columns:
+    """How programs share n columns; without sums each has one block of them.
+
+    So it is if columns are long: then there are few sums, and nothing is gained by fewer.
+    """
+    if summed is None or tile.rows * bytes_each >= LONG or not tile.whole:
+        return Columns(-(-n // tile.columns), n, 1)
+    most = PROGRAMS_EACH * processors
+    return split_columns(n, summed.channels, tile.columns, last=summed.last, most=most)
+
+
+def sums_of(g: Tensor, axis: int, channels: Channels) -> Summed | None:
+    """What a layer wants to be summed, if its channels lie innermost or outermost in a sample."""
+    if channels.total is None or channels.axis == axis:
+        return None
+    count = g.shape[channels.axis]
+    positions = g.numel() // (g.shape[axis] * count)
+    last = count == 1 or positions == 1 or g.stride(channels.axis) == 1
+    if not last and g.stride(channels.axis) != positions:
+        return None
+    return Summed(count, last, channels.total == "T(g)")
+
+
+def power_of_two_from(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()
