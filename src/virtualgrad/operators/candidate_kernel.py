@@ -12,14 +12,14 @@ from virtualgrad.operators.rms_kernel import read_rows, write_rows
 
 
 @triton.jit
-def numbers_at(numbers):  # pragma: no cover - as above
+def numbers_at(numbers):  # pragma: no cover - as in rms_kernel
     """S, rho, eps and the loss's factor, of which a compiled pass has the place in memory."""
     scale, eps = tl.load(numbers).to(tl.float32), tl.load(numbers + 2).to(tl.float32)
     return scale, tl.load(numbers + 1), eps, tl.load(numbers + 3).to(tl.float32)
 
 
 @triton.jit
-def write_candidate(  # noqa: PLR0917 - as above
+def write_candidate(  # noqa: PLR0917 - Triton has no keywords here
     q,
     r,
     candidate,
@@ -128,7 +128,7 @@ def transform_and_write(  # noqa: PLR0917 - as above
 ):  # pragma: no cover - as above
     """The same in a compiled pass; it writes the candidate of the new r."""
     first = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    if sums is None:
+    if sums is None:  # as in rms_kernel
         _transform_and_write_block(
             g,
             out,

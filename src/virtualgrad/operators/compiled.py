@@ -33,7 +33,7 @@ from virtualgrad.operators.statistic import (
 
 LARGE = 2**20  # numbers; torch's copies of many tensors at once reach half of an H200's bandwidth
 
-Summed = Literal["at once", "columns"]
+SumOrder = Literal["at once", "columns"]
 _SUMS = {"at once": sum_of_squares, "columns": sum_of_columns}
 """How a compiler is to sum squares: as it likes, or samples (the first axis) first."""
 
@@ -86,7 +86,7 @@ class Compiled:
         loss_scale: Any,
         unit_is_sample: bool,
         graph: Tensor | None = None,
-        by: Summed = "at once",
+        by: SumOrder = "at once",
     ) -> Tensor:
         """Take in g, averaged over some axes; the new r, as T goes by it.
 

@@ -21,7 +21,7 @@ from virtualgrad.sites import Site
 from virtualgrad.sites.site import CONVOLUTION_OPS
 
 if TYPE_CHECKING:
-    from virtualgrad.operators.compiled import Compiled, Summed
+    from virtualgrad.operators.compiled import Compiled, SumOrder
     from virtualgrad.operators.rms import RMS
 
 
@@ -88,9 +88,7 @@ class InCompiledPass:
         if not self._sums_in_parts(g):
             self.note(g)
             return g, None
-        parts = rms_op.squares(g, is_summed=total is not None).sum(1)
-        self._note_squares(g, parts[0] / self.numbers.loss_scale**2)
-        return g, None if total is None else parts[1]
+        return g, self._note_in_parts(g, is_summed=total is not None)[1]
 
     def _by_op(self, g: Tensor, total: Total | None) -> tuple[Tensor, Tensor | None]:
         product, summed = rms_op.transform(g, self._for_op(g), total)
@@ -130,11 +128,10 @@ class InCompiledPass:
     def note(self, g: Tensor) -> Tensor:
         """Write the candidate of the new r; the new r, as T goes by it."""
         if self._sums_in_parts(g):
-            squares = rms_op.squares(g)[0].sum(0)
-            return self._note_squares(g, squares / self.numbers.loss_scale**2)
+            return self._note_in_parts(g, is_summed=False)[0]
         rms, layout = self.rms, self.rms.layout_at(self.site)
         axes = layout.averaged_axes(rms.share_positions)
-        by: Summed = "at once"
+        by: SumOrder = "at once"
         if self.site.op in CONVOLUTION_OPS and layout.sample_axis == 0 and len(axes) > 1:
             by = "columns"  # g comes from a norm or a ReLU, made by the compiler
         return self._kept(g.dtype, g.device).add(
@@ -152,14 +149,17 @@ class InCompiledPass:
         """Whether an op sums g^2 over shared positions; of 50,257 columns a compiler is faster."""
         return self.rms.share_positions and self.sees_tokens(g) and self.site.shape[-1] % 8 == 0
 
-    def _note_squares(self, g: Tensor, squares: Tensor) -> Tensor:
-        return self._kept(g.dtype, g.device).add_samples(
-            squares,
+    def _note_in_parts(self, g: Tensor, *, is_summed: bool) -> tuple[Tensor, Tensor | None]:
+        """As :meth:`note`, where it :meth:`_sums_in_parts`; and the sum of g, if it is wanted."""
+        sums = rms_op.squares(g, is_summed=is_summed).sum(1)
+        updated = self._kept(g.dtype, g.device).add_samples(
+            sums[0] / self.numbers.loss_scale**2,
             *self._counts_of_all,
             rho=self.numbers.rho,
             unit_is_sample=self.rms.unit_is_sample,
             graph=self._graph,
         )
+        return updated, sums[1] if is_summed else None
 
     @property
     def _counts_of_all(self) -> tuple[int, int]:

@@ -168,7 +168,7 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
 ):  # pragma: no cover - as above
     """The formulas above, for one block of columns, or for several if there are sums."""
     first = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    if sums is None:
+    if sums is None:  # no loop of one: it is the kernel whose tiles were measured
         _transform_block(
             g,
             out,

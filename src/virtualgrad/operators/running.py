@@ -199,10 +199,10 @@ def rollback_all(sites: Sequence[Running], *, is_new: bool = False) -> None:
     for site in sites:
         site.begin_anew()
     compiled = [site.compiled for site in sites if site.compiled is not None]
-    is_new = is_new or torch.compiler.is_compiling()  # which does not see into a launch
+    copies_all = is_new or torch.compiler.is_compiling()  # which does not see into a launch
     pairs = []
     for kept in compiled:
-        if kept.restoring is None or is_new or kept.is_written:
+        if kept.restoring is None or copies_all or kept.is_written:
             pairs.append((kept.candidate, kept.r))
         else:
             kept.restoring()

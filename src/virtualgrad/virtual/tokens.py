@@ -30,7 +30,7 @@ class Tokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: How, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Run F.linear."""
-        ctx.how, ctx.has_bias = how, bias is not None
+        ctx.how = how
         ctx.save_for_backward(x, weight)
         return torch._C._nn.linear(x, weight, bias)  # as in .products
 
@@ -40,12 +40,11 @@ class Tokens(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_x = (rows(g) @ weight).reshape(x.shape)  # in front
         how = ctx.how
-        total: Total | None = ("T(g)" if how.serves_bias else "g") if ctx.has_bias else None
-        seen, grad_bias = how.passed.for_tokens(g, only_seen=how.only_seen, total=total)
+        seen, grad_bias = how.passed.for_tokens(g, only_seen=how.only_seen, total=how.total)
         if grad_bias is not None:
             grad_bias = grad_bias.to(g.dtype)
-        elif ctx.has_bias:
-            grad_bias = rows(seen if how.serves_bias else g).sum(0)
+        elif how.total is not None:
+            grad_bias = rows(seen if how.total == "T(g)" else g).sum(0)
         return None, grad_x, rows(seen).t() @ rows(x), grad_bias
 
 
@@ -55,12 +54,12 @@ class How(NamedTuple):
     Attributes:
         passed: T in this pass.
         only_seen: whether it only sees g: T's factor is known, and multiplies rows of theta.
-        serves_bias: whether it is the bias' T, too; otherwise the bias gets the true g.
+        total: what the bias sums, if there is one: T(g), or the true g where T is not the bias'.
     """
 
     passed: InCompiledPass
     only_seen: bool
-    serves_bias: bool
+    total: Total | None
 
 
 def run_by_tokens(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
@@ -86,11 +85,14 @@ def run_by_tokens(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     passed = InCompiledPass(operator, site, sigma)
     if not passed.sees_tokens(sigma):
         return None
-    how = How(passed, has_rows(operator, site, sigma.dim() - 1), "bias" in served)
+    total: Total | None = None
+    if bias is not None:
+        total = "T(g)" if "bias" in served else "g"
+    how = How(passed, has_rows(operator, site, sigma.dim() - 1), total)
     if how.only_seen:
         factor = passed.factor(sigma.dtype, sigma.device)
         weight = Rows.apply(factor, weight)
-        bias = Rows.apply(factor, bias) if how.serves_bias else bias
+        bias = Rows.apply(factor, bias) if total == "T(g)" else bias
     # As autocast does, where it is on: sigma has its dtype.
     bias = None if bias is None else bias.to(sigma.dtype)
     result: Tensor = Tokens.apply(how, x.to(sigma.dtype), weight.to(sigma.dtype), bias)
