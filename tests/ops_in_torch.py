@@ -1,4 +1,4 @@
-"""The ops of compiled passes (virtualgrad.operators.rms_op) by their formulas, for CPUs.
+"""The ops of compiled passes (rms_op and weights_op) by their formulas, for CPUs.
 
 They are kernels of a GPU; tests/operators/test_rms_op.py holds those to plain torch. Where there is
 no GPU these stand in for them, so that what surrounds the ops is tested all the same.
@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from virtualgrad.operators import kernels, rms_op
-from virtualgrad.operators.channels import Total
+from virtualgrad.operators import kernels, rms_op, weights_op
+from virtualgrad.operators.channels import Convolved, Total
 from virtualgrad.operators.kernels_of_norms import Norm
+from virtualgrad.operators.kernels_of_weights import plain
 from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.running_sites import RunningSites
 from virtualgrad.operators.statistic import accumulated
@@ -60,10 +61,30 @@ def squares(g: Tensor, *, is_summed: bool = False) -> Tensor:
     return torch.stack([one.sum(0, keepdim=True) for one in found])
 
 
+def weight_gradient(
+    g: Tensor,
+    convolved: Convolved,
+    r: Tensor | None,
+    numbers: Tensor | None,
+    *,
+    with_squares: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of a convolution's weight under T, and sums of g^2 over halves of the batch."""
+    factor = None
+    if r is not None:
+        assert numbers is not None
+        factor = (numbers[0] * torch.rsqrt(r + numbers[2])).to(g.dtype)
+    weight = plain(g, convolved, factor)[0]
+    halves = accumulated(g).square().tensor_split(2) if with_squares else ()
+    return weight, torch.stack([half.sum(0) for half in halves]) if halves else g.new_empty(0)
+
+
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have them stand in for the ops, in double precision, too."""
     monkeypatch.setattr(rms_op, "is_usable", lambda device: True)
     for function in (transform, norm_sums, squares):
         monkeypatch.setattr(rms_op, function.__name__, function)
+    monkeypatch.setattr(weights_op, "is_usable", lambda device, dtype: True)
+    monkeypatch.setattr(weights_op, "weight_gradient", weight_gradient)
     monkeypatch.setattr(kernels, "DTYPES", (torch.float64, *kernels.DTYPES))
     monkeypatch.setattr(RunningSites, "suits_kernels", lambda sites, key: True)

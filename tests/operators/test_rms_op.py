@@ -74,7 +74,7 @@ def for_op(kept: Compiled, g: Tensor, way: Way) -> Kept:
     return kept.for_op(numbers, kept.graphs.number, counts=counts, **way._asdict())
 
 
-def launched(kernel: Any, g: Tensor, launch: rms_op.Launch) -> None:
+def launched(kernel: Any, g: Tensor, launch: launches.OpLaunch) -> None:
     launches.launch(kernel[launch.grid], g.get_device(), launch.arguments, launch.warps)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from virtualgrad import SVGD
 from virtualgrad.compiling import settled_while_tracing
-from virtualgrad.operators import rms_op
+from virtualgrad.operators import rms_op, weights_op
 from virtualgrad.virtual.sums import run_by_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -125,7 +125,11 @@ def by_ops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("reading", "ops"),
     [("algorithm 1", {"transform", "norm_sums"}), ("stale", {"norm_sums"}), ("shared", set())],
 )
-def test_channels_last_images_by_ops(reading: str, ops: set[str], by_ops: list[str]) -> None:
+def test_channels_last_images_by_ops(
+    reading: str, ops: set[str], by_ops: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no op makes the weight's gradient of a convolution (tests/virtual/test_images.py)."""
+    monkeypatch.setattr(weights_op, "is_usable", lambda device, dtype: False)
     model = images()
     eager = trained(copy.deepcopy(model), IMAGE, False, **READINGS[reading])
     assert not by_ops

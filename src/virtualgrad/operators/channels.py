@@ -14,6 +14,30 @@ import torch
 from torch import Tensor
 
 Total = Literal["g", "T(g)"]
+Pair = tuple[int, ...]
+"""Two numbers, downwards and along."""
+
+
+class Window(NamedTuple):
+    """What x a weight meets: of a convolution of images, in one group."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+
+class Convolved(NamedTuple):
+    """What a convolution of images has made sigma of: x, and the window through which W sees it.
+
+    Attributes:
+        x: the input.
+        kernel: height and width of the weight.
+        window: what x it meets.
+    """
+
+    x: Tensor
+    kernel: Pair
+    window: Window
 
 
 class Channels(NamedTuple):
@@ -23,11 +47,13 @@ class Channels(NamedTuple):
         axis: of g, along which they lie.
         rows: whether the rows of its gradients can be multiplied, in place of g.
         total: what its bias sums over all other axes, if it has one; T may leave that to it.
+        convolved: of what a convolution of images has made sigma; T may make the weight's gradient.
     """
 
     axis: int
     rows: bool = False
     total: Total | None = None
+    convolved: Convolved | None = None
 
 
 class Incoming(NamedTuple):
@@ -35,12 +61,14 @@ class Incoming(NamedTuple):
 
     ``rows`` has a number for each index of the weight's first axis. A weight is often smaller than
     g, and the true g serves both pull-backs. ``total`` is the sum of g over all axes but that of
-    the channels, where it was made on the way.
+    the channels, where it was made on the way. ``weight`` is what a weight gets, where that was
+    made, and g only looked at for it.
     """
 
     g: Tensor
     rows: Tensor | None = None
     total: Tensor | None = None
+    weight: Tensor | None = None
 
     def scaled(self, gradient: Tensor) -> Tensor:
         """The gradient of a weight or a bias, times ``rows``."""

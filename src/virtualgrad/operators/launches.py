@@ -9,13 +9,21 @@ them. What may still differ is looked at, and the compiled kernel is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 ALIGNED = 16  # bytes
 Tensors = tuple[Tensor | None, ...]
+
+
+class OpLaunch(NamedTuple):
+    """A launch by an op of compiled passes: grid, arguments, and how many warps a program has."""
+
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    warps: int
 
 
 class Launch:

@@ -40,6 +40,7 @@ from virtualgrad.operators.rms_fused import (
     norm_gradients_fused,
     root_of_squares_fused,
     transform_fused,
+    weight_gradient_fused,
 )
 from virtualgrad.operators.rms_settings import (
     RMSSettings,
@@ -127,8 +128,12 @@ class RMS(RunningMeans):
     ) -> Incoming:
         viewed = _viewed(g, running)
         if self._may_fuse(running):
-            counted = channels if running.view is None else None
-            made = transform_fused(running, viewed, numbers, self._moment, counted)
+            counted, moment = channels if running.view is None else None, self._moment
+            made = None
+            if counted is not None and counted.convolved is not None:
+                made = weight_gradient_fused(running, g, numbers, moment, counted)
+            if made is None:
+                made = transform_fused(running, viewed, numbers, moment, counted)
             if made is not None:
                 return made if running.view is None else Incoming(made.g.view(g.shape))
         factor, _ = self._gather(running, viewed, numbers)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from virtualgrad.compiling import fixed, never_traced
 from virtualgrad.errors import OperatorError
-from virtualgrad.operators import kernels, rms_op
-from virtualgrad.operators.channels import Total
+from virtualgrad.operators import kernels, rms_op, weights_op
+from virtualgrad.operators.channels import Convolved, Total
 from virtualgrad.operators.kernels_of_norms import Norm
 from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
@@ -90,6 +90,42 @@ class InCompiledPass:
             return g, None
         return g, self._note_in_parts(g, is_summed=total is not None)[1]
 
+    def for_images(
+        self, g: Tensor, convolved: Convolved, *, only_seen: bool, total: Total | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of a convolution's weight and bias, and prepare the new r.
+
+        By :mod:`.weights_op`. Asked where it :meth:`sees_images`.
+
+        Args:
+            g: dJ/dsigma.
+            convolved: what sigma was made of.
+            only_seen: T's factor is known, and multiplies rows elsewhere: gradients are those of g.
+            total: what the bias sums, if there is one: T(g), or g.
+        """
+        rms, others = self.rms, (0, 2, 3)
+        if rms.learns_nothing(g):
+            shape = (g.shape[1], convolved.x.shape[1], *convolved.kernel)
+            return g.new_zeros(shape), None if total is None else g.sum(others)
+        r: Tensor | None = None
+        if not rms.stale:
+            r = self.note(g)
+        elif not only_seen:
+            r = self._kept(g.dtype, g.device).r
+        numbers = None if r is None else self.numbers.together
+        weight, squares = weights_op.weight_gradient(
+            g, convolved, r, numbers, with_squares=rms.stale
+        )
+        if rms.stale:
+            axes = rms.layout_at(self.site).averaged_axes(rms.share_positions)
+            self._add_squares(squares.sum(axes), g)
+        if total is None:
+            return weight, None
+        if total == "g" or r is None:
+            return weight, accumulated(g).sum(others)
+        factor = factor_by(r, self.numbers).unsqueeze(0)
+        return weight, (accumulated(g).sum(0, keepdim=True) * factor).sum(others)
+
     def _by_op(self, g: Tensor, total: Total | None) -> tuple[Tensor, Tensor | None]:
         product, summed = rms_op.transform(g, self._for_op(g), total)
         self._count_for_op(g)
@@ -152,14 +188,17 @@ class InCompiledPass:
     def _note_in_parts(self, g: Tensor, *, is_summed: bool) -> tuple[Tensor, Tensor | None]:
         """As :meth:`note`, where it :meth:`_sums_in_parts`; and the sum of g, if it is wanted."""
         sums = rms_op.squares(g, is_summed=is_summed).sum(1)
-        updated = self._kept(g.dtype, g.device).add_samples(
-            sums[0] / self.numbers.loss_scale**2,
+        return self._add_squares(sums[0], g), sums[1] if is_summed else None
+
+    def _add_squares(self, squares: Tensor, g: Tensor) -> Tensor:
+        """As :meth:`note`, by the sum of g^2."""
+        return self._kept(g.dtype, g.device).add_samples(
+            squares / self.numbers.loss_scale**2,
             *self._counts_of_all,
             rho=self.numbers.rho,
             unit_is_sample=self.rms.unit_is_sample,
             graph=self._graph,
         )
-        return updated, sums[1] if is_summed else None
 
     @property
     def _counts_of_all(self) -> tuple[int, int]:

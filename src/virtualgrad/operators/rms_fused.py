@@ -10,6 +10,7 @@ from virtualgrad.operators.channels import Channels, Incoming
 from virtualgrad.operators.kernels import Update, prepare
 from virtualgrad.operators.kernels_of_norms import Norm, NormGradients, prepare_norm
 from virtualgrad.operators.kernels_of_sums import prepare_squares
+from virtualgrad.operators.kernels_of_weights import prepare_weight
 from virtualgrad.operators.rms_settings import RMSSettings
 from virtualgrad.operators.running import Running
 
@@ -29,7 +30,7 @@ def transform_fused(
     channels: Channels | None,
 ) -> Incoming | None:
     """Return T(g), with the total that a layer wants if it comes with it, and take g in."""
-    known = (g.shape, g.stride(), g.dtype, channels)
+    known = (g.shape, g.stride(), g.dtype, None if channels is None else channels[:3])
     fused = running.kernel(
         "T",
         known,
@@ -40,6 +41,36 @@ def transform_fused(
     update = _count(running, numbers, moment)
     product, running.norm, total = fused(g, running.r, running.norm, update)
     return Incoming(product, None, total)
+
+
+def weight_gradient_fused(
+    running: Running, g: Tensor, numbers: RMSSettings, moment: Moment, channels: Channels
+) -> Incoming | None:
+    """Return what a convolution's weight and bias get under T, and take g in.
+
+    Args:
+        running: the site.
+        g: dJ/dsigma.
+        numbers: of the site.
+        moment: of the pass; T must go by the r of before.
+        channels: of the convolution.
+    """
+    convolved, total = channels.convolved, channels.total
+    if convolved is None or not moment.stale:
+        return None
+    x = convolved.x
+    known = (g.shape, g.stride(), g.dtype, x.shape, x.stride(), x.dtype, *convolved[1:], total)
+    fused = running.kernel(
+        "weight",
+        known,
+        lambda: prepare_weight(g, running.r, running.averaged, convolved, total),
+    )
+    if fused is None:
+        return None
+    update = _count(running, numbers, moment)
+    made = fused(g, x, running.r, running.norm, (update.scale, update.eps))
+    running.norm = made.norm
+    return Incoming(g, None, made.total, made.weight)
 
 
 def norm_gradients_fused(  # noqa: PLR0917 - called once for every layer

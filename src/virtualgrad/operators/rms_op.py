@@ -44,6 +44,7 @@ from virtualgrad.operators.kernels_of_norms import (
     tile_of_sums,
 )
 from virtualgrad.operators.kernels_of_sums import TIMES, WARPS, split_rows
+from virtualgrad.operators.launches import OpLaunch
 from virtualgrad.operators.tiles import Summed
 
 
@@ -106,17 +107,9 @@ def squares(g: Tensor, *, is_summed: bool = False) -> Tensor:
     return parts
 
 
-class Launch(NamedTuple):
-    """A launch of a kernel: its grid, its arguments, and how many warps a program has."""
-
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    warps: int
-
-
 def launch_of_transform(
     g: Tensor, kept: Kept, total: str = ""
-) -> tuple[Tensor, Tensor | None, Launch]:
+) -> tuple[Tensor, Tensor | None, OpLaunch]:
     """T(g) and sums of columns, as yet empty, and the launch that makes them.
 
     Sums where a ``total`` is wanted, and channels lie innermost.
@@ -138,12 +131,12 @@ def launch_of_transform(
     tensors = (g, out, sums, *kept[:5])
     sizes = (m, n, width, blocks, kept.elements, kept.samples)
     modes = (kept.stale, kept.unit_is_sample, of_product, tile.whole, tile.rows, tile.columns)
-    return out, sums, Launch((programs,), (*tensors, *sizes, *modes), tile.warps)
+    return out, sums, OpLaunch((programs,), (*tensors, *sizes, *modes), tile.warps)
 
 
 def launch_of_norm_sums(
     g: Tensor, x: Tensor, mean: Tensor, deviation: Tensor, kept: Kept
-) -> tuple[Tensor, Launch]:
+) -> tuple[Tensor, OpLaunch]:
     """Sums of columns, as yet empty, and the launch that makes them; channels lie innermost."""
     r, m, n, channels = kept.r, g.shape[0], kept.r.numel(), kept.r.shape[0]
     tile = tile_of_sums(n)
@@ -154,17 +147,17 @@ def launch_of_norm_sums(
     tensors = (_laid_out_as(r, g), _laid_out_as(r, x), mean, deviation, sums, *kept[:5])
     sizes = (m, n, channels, width, blocks, kept.elements, kept.samples)
     modes = (kept.stale, kept.unit_is_sample, *tile.shape)
-    return sums, Launch((programs,), (*tensors, *sizes, *modes), tile.warps)
+    return sums, OpLaunch((programs,), (*tensors, *sizes, *modes), tile.warps)
 
 
-def launch_of_totals(sums: Tensor, channels: int) -> tuple[Tensor, Launch] | None:
+def launch_of_totals(sums: Tensor, channels: int) -> tuple[Tensor, OpLaunch] | None:
     """Those sums, added up over positions, as yet empty, and the launch; None where torch adds."""
     rows, width = sums.shape
     if width == channels or not may_add_by_kernel(width, channels, last=True):
         return None
     grid, sizes, warps = launch_of_addition(rows, width, channels)
     totals = torch.empty(rows, channels, dtype=torch.float32, device=sums.device)
-    return totals, Launch(grid, (sums, totals, *sizes), warps)
+    return totals, OpLaunch(grid, (sums, totals, *sizes), warps)
 
 
 def _laid_out_as(r: Tensor, g: Tensor) -> Tensor:
@@ -175,7 +168,7 @@ def _laid_out_as(r: Tensor, g: Tensor) -> Tensor:
     return torch.empty_strided(g.shape, strides, dtype=g.dtype, device=g.device).copy_(g)
 
 
-def launch_of_squares(g: Tensor, *, is_summed: bool) -> tuple[Tensor, Launch]:
+def launch_of_squares(g: Tensor, *, is_summed: bool) -> tuple[Tensor, OpLaunch]:
     """The sums of parts, as yet empty, and the launch that makes them."""
     g = g.contiguous()
     n = g.shape[-1]
@@ -184,7 +177,7 @@ def launch_of_squares(g: Tensor, *, is_summed: bool) -> tuple[Tensor, Launch]:
     shape = (1 + is_summed, split.parts, n)
     parts = torch.empty(shape, dtype=torch.float32, device=g.device)
     arguments = (g, parts, m, n, split.share, TIMES, split.rows, split.columns, is_summed)
-    return parts, Launch((split.parts, split.blocks), arguments, WARPS)
+    return parts, OpLaunch((split.parts, split.blocks), arguments, WARPS)
 
 
 @cache

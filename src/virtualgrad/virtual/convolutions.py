@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.channels import Channels
+from virtualgrad.operators import kernels
+from virtualgrad.operators.channels import Channels, Convolved, Window
 from virtualgrad.virtual.ops import (
     LAYER,
     Transforms,
@@ -54,6 +55,13 @@ class Geometry:
         if self.transposed:
             return self.stride, self.padding, self.output_padding, self.groups, self.dilation
         return self.stride, self.padding, self.dilation, self.groups
+
+    @cached_property
+    def window(self) -> Window | None:
+        """What x the weight meets, of images in one group."""
+        if self.op != "conv2d" or self.groups != 1:
+            return None
+        return Window(self.stride, self.padding, self.dilation)
 
     @cached_property
     def in_backward(self) -> tuple[Any, ...]:
@@ -123,12 +131,18 @@ class Convolution(torch.autograd.Function):
         needs, bias, shape = ctx.needs_input_grad, ctx.bias, ctx.shape
         in_rows = weight.numel() < g.numel() and not shape.transposed
         needed = (needs[2], needs[3], bias is not None and needs[4])
-        channels = Channels(1, in_rows, total_for_bias(ctx.transforms, needed))
+        convolved = None
+        if shape.window is not None and kernels.may_launch(g.device):
+            convolved = Convolved(as_dtype(x, g.dtype), weight.shape[2:], shape.window)
+        total = total_for_bias(ctx.transforms, needed)
+        channels = Channels(1, in_rows, total, convolved)
         for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, channels)
         # Autocast runs the op in g's dtype; every factor follows it, and comes back.
         factors = as_dtype(x, g.dtype), as_dtype(weight, g.dtype), None if bias is None else bias[0]
         grad_x = grad_weight = grad_bias = None
-        if for_weight is not None:  # with it, whatever is to pull back the same
+        if for_weight is not None and for_weight.weight is not None:
+            grad_weight = as_dtype(for_weight.weight, ctx.dtypes[1])
+        elif for_weight is not None:  # with it, whatever is to pull back the same
             with_x = for_x is not None and for_x.g is for_weight.g
             with_bias = (
                 for_bias is not None and for_bias.g is for_weight.g and for_bias.total is None

@@ -159,7 +159,7 @@ def transformed_gradients(
         arguments: names of the op's tensor arguments.
         needed: which of them require grad.
         channels: what the caller can use of the axis of g that is that of weight and bias. The sum
-            for a bias comes in the plainest pass only.
+            for a bias, and what a weight gets, come in the plainest pass only.
     """
     transforms: Transforms = ctx.transforms
     transform: Transform | None
@@ -170,8 +170,8 @@ def transformed_gradients(
         made = transform.for_layer(g, channels)
         for_bias = made if "bias" in transforms else Incoming(g, None, made.total)
         return [plain if needed[0] else None, made, for_bias if needed[2] else None]
-    if channels is not None and channels.total is not None:
-        channels = channels._replace(total=None)
+    if channels is not None:
+        channels = channels._replace(total=None, convolved=None)
     begin_backward(transforms.values())
     incoming: list[Incoming | None] = [None] * len(arguments)
     for operand, (argument, is_needed) in enumerate(zip(arguments, needed, strict=False)):

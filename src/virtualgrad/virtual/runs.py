@@ -2,8 +2,8 @@
 
 * **once**, where the op has a Function of its own;
 * **joined**, any other: main and shadow, as :mod:`.ops` has it, at the price of a second forward
-  (compiled, of none: one of them is dead code; :mod:`.tokens`, :mod:`.rows` and :mod:`.sums` are
-  for what is simpler there);
+  (compiled, of none: one of them is dead code; :mod:`.tokens`, :mod:`.images`, :mod:`.rows` and
+  :mod:`.sums` are for what is simpler there);
 * **in place**, ``x op= theta``: as joined, with the shadow made first; where x is itself a copy of
   a parameter, as joined with what x was, and then written into it.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from virtualgrad.operators import identity
 from virtualgrad.virtual.calls import Call, Fused
+from virtualgrad.virtual.images import run_by_images
 from virtualgrad.virtual.ops import Join, Transforms
 from virtualgrad.virtual.plans import Plans
 from virtualgrad.virtual.remembered import Part
@@ -54,6 +55,7 @@ def run_joined(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tenso
     main = call.main() if main is None else main
     if torch.compiler.is_compiling():
         simpler = run_by_tokens(call, plan, main)
+        simpler = run_by_images(call, plan, main) if simpler is None else simpler
         simpler = run_by_rows(call, plan, main) if simpler is None else simpler
         simpler = run_by_sums(call, plan, main) if simpler is None else simpler
         if simpler is not None:

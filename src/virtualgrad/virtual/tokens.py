@@ -10,18 +10,16 @@ make a copy. So the pull-back into x is written in front, and the op behind it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from virtualgrad.operators import RMS, identity
-from virtualgrad.operators.channels import Total
 from virtualgrad.operators.rms_compiled import InCompiledPass
 from virtualgrad.virtual.calls import Call
+from virtualgrad.virtual.compiled_layers import How, how_in, only_part, operands
 from virtualgrad.virtual.plans import Plan
 from virtualgrad.virtual.products import rows
-from virtualgrad.virtual.rows import Rows, has_rows
 
 
 class Tokens(torch.autograd.Function):
@@ -48,20 +46,6 @@ class Tokens(torch.autograd.Function):
         return None, grad_x, rows(seen).t() @ rows(x), grad_bias
 
 
-class How(NamedTuple):
-    """How T acts in the layer.
-
-    Attributes:
-        passed: T in this pass.
-        only_seen: whether it only sees g: T's factor is known, and multiplies rows of theta.
-        total: what the bias sums, if there is one: T(g), or the true g where T is not the bias'.
-    """
-
-    passed: InCompiledPass
-    only_seen: bool
-    total: Total | None
-
-
 def run_by_tokens(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     """Run a linear layer on tokens, in a compiled pass; None where T or the op is of another kind.
 
@@ -70,30 +54,17 @@ def run_by_tokens(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
         plan: the parts of its site.
         sigma: its value.
     """
-    parts = [(site, operator) for site, operator in plan if operator is not identity]
-    if call.rule.op != "linear" or len(parts) != 1 or sigma.dim() < 3:
+    if call.rule.op != "linear" or sigma.dim() < 3 or call.bound["weight"].dim() != 2:
         return None
-    x, weight, bias = call.bound["input"], call.bound["weight"], call.bound.get("bias")
-    if weight.dim() != 2 or (bias is not None and tuple(bias.shape) != (sigma.shape[-1],)):
+    bias = call.bound.get("bias")
+    if bias is not None and tuple(bias.shape) != (sigma.shape[-1],):
         return None
-    site, operator = parts[0]
-    served = [use.argument for use in call.uses if use.parameter in site.parameters]
-    if served not in (["weight"], ["weight", "bias"]):
+    part = only_part(call, plan)
+    if part is None:
         return None
-    if not isinstance(operator, RMS) or not operator.is_plain:
-        return None
-    passed = InCompiledPass(operator, site, sigma)
+    passed = InCompiledPass(part.rms, part.site, sigma)
     if not passed.sees_tokens(sigma):
         return None
-    total: Total | None = None
-    if bias is not None:
-        total = "T(g)" if "bias" in served else "g"
-    how = How(passed, has_rows(operator, site, sigma.dim() - 1), total)
-    if how.only_seen:
-        factor = passed.factor(sigma.dtype, sigma.device)
-        weight = Rows.apply(factor, weight)
-        bias = Rows.apply(factor, bias) if total == "T(g)" else bias
-    # As autocast does, where it is on: sigma has its dtype.
-    bias = None if bias is None else bias.to(sigma.dtype)
-    result: Tensor = Tokens.apply(how, x.to(sigma.dtype), weight.to(sigma.dtype), bias)
+    how = how_in(part, passed, sigma.dim() - 1)
+    result: Tensor = Tokens.apply(how, *operands(call, how, sigma))
     return result
