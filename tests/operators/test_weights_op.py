@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from virtualgrad import SVGD
 from virtualgrad.operators import kernels_of_weights, launches, weights_op
 from virtualgrad.operators.channels import Convolved, Window
-from virtualgrad.operators.kernels_of_weights import STAGES, plain, prepare_weight
+from virtualgrad.operators.kernels_of_weights import (
+    STAGES,
+    WeightGradient,
+    plain,
+    prepare_weight,
+)
 from virtualgrad.operators.weight_tiles import (
     Layer,
     WeightTile,
@@ -104,8 +109,7 @@ def compare_eager(case: Convolution, device: str, dtype: torch.dtype, exact: flo
     wide = convolved._replace(x=convolved.x.double())
     expected, q, of_g, of_product = plain(g.double(), wide, scale * torch.rsqrt(r.double() + eps))
     for total, of in ((None, None), ("g", of_g), ("T(g)", of_product)):
-        fused = prepare_weight(g, r, (0,), convolved, total)
-        assert fused is not None
+        fused = WeightGradient(g, convolved, total)
         for earlier in (None, torch.rand_like(r), torch.rand(r.shape, device=device)):
             made = fused(g, convolved.x, r, earlier, (scale, eps))
             assert (made.weight.double() - expected).norm() <= exact * expected.norm()
@@ -137,7 +141,8 @@ def check_any_tile(positions, splits, monkeypatch):
 
 
 def check_an_r_and_a_g_that_lie_otherwise():
-    g, convolved, r = drawn(CONVOLUTIONS[0], "cpu", torch.float32)
+    g, convolved, r = drawn(CONVOLUTIONS[0]._replace(m=16), "cpu", torch.float32)
+    assert prepare_weight(g, r, (0,), convolved, None) is not None
     expected, _ = by_launches(g, convolved, r, with_squares=False)
     elsewhere = convolved._replace(x=convolved.x.contiguous())
     found, _ = by_launches(g.contiguous(), elsewhere, r.contiguous(), with_squares=False)
@@ -171,8 +176,11 @@ LAYERS = [  # of ResNet-20 and ResNet-50: positions, channels, those of x, and o
 )
 def test_where_it_is_worth_it(bytes_each: int, writes: bool, many: int) -> None:
     """As it was measured on an H200."""
-    found = [is_worth(Layer(*layer, bytes_each), writes=writes) for layer in LAYERS]
+    found = [is_worth(Layer(128, *layer, bytes_each), writes=writes) for layer in LAYERS]
     assert found == [number < many for number in range(len(LAYERS))]
+    for layer in LAYERS:  # of one sample parts would be larger than g; of few positions, too
+        assert not is_worth(Layer(1, *layer, bytes_each), writes=writes)
+        assert not is_worth(Layer(128, 9, *layer[1:], bytes_each), writes=writes)
 
 
 @pytest.mark.parametrize("bytes_each", [2, 4])
@@ -180,7 +188,7 @@ def test_where_it_is_worth_it(bytes_each: int, writes: bool, many: int) -> None:
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_tiles_fit_their_layers(layer: tuple[int, ...], m: int, bytes_each: int) -> None:
     positions, channels, _, taps = layer
-    tile = choose_weight_tile(Layer(*layer, bytes_each), m, 132)
+    tile = choose_weight_tile(Layer(m, *layer, bytes_each), 132)
     assert 1 <= tile.splits <= max(1, m // 4)
     on_chip = STAGES * tile.positions * (tile.channels + tile.taps) * bytes_each
     assert on_chip <= 227 * 1024  # shared memory of a multiprocessor
@@ -263,10 +271,10 @@ def trained(bias: bool, compiled: bool, dynamic: bool, **reading: bool) -> list[
     optimizer = SVGD(model, 1e-6, **reading)  # so small that rounding does not grow
     run = torch.compile(model, fullgraph=True, dynamic=dynamic) if compiled else model
     found: list[Tensor] = []
-    for batch, passes in ((6, 1), (6, 2), (6 + 3 * dynamic, 1)):
+    for batch, passes in ((16, 1), (16, 2), (16 + 3 * dynamic, 1)):
         optimizer.zero_grad()
         for _ in range(passes):
-            x = torch.randn(batch, 3, 9, 9, device="cuda").to(memory_format=order)
+            x = torch.randn(batch, 3, 11, 11, device="cuda").to(memory_format=order)
             run(x).pow(3).mean().backward()
         before_norm = model[2].bias  # whose gradient is rounding
         grads = [p.grad.clone() for p in model.parameters() if p is not before_norm]

@@ -30,7 +30,7 @@ READINGS: dict[str, dict[str, Any]] = {
         "stale": True,
     },
 }
-IMAGE = (3, 7, 6)
+IMAGE = (3, 9, 8)
 
 
 @pytest.fixture

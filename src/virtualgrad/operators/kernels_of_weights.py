@@ -75,12 +75,12 @@ class Plan(NamedTuple):
 def plan_for(g: Tensor, convolved: Convolved) -> Plan:
     """The plan for a g and an x, both laid out channels-last, sample behind sample."""
     x, kernel, window = convolved
-    m, channels, height, width = g.shape
-    k, positions = x.shape[1], height * width
-    taps = k * kernel[0] * kernel[1]
+    height, width = g.shape[2:]
+    layer = layer_of(g, x.shape[1], kernel)
+    m, positions, channels, k, taps, _ = layer
     processors = processors_of(g.device)
-    layer = Layer(positions, channels, k, taps, g.element_size())
-    tile = choose_weight_tile(layer, m if type(m) is int else TYPICAL, processors)
+    known = layer if type(m) is int else layer._replace(m=TYPICAL)
+    tile = choose_weight_tile(known, processors)
     count = -(-positions // tile.positions) * tile.splits
     of_g = (m, -(-m // tile.splits), positions, channels, taps, width, positions * channels)
     of_x = (x.shape[2] * x.shape[3] * k, x.shape[3] * k, k, x.shape[2], x.shape[3])
@@ -188,8 +188,9 @@ def prepare_weight(
 
 def layer_of(sigma: Tensor, k: int, kernel: Pair) -> Layer:
     """The sizes of a convolution by its sigma (or g), the channels of x, and its window."""
-    positions = sigma.shape[2] * sigma.shape[3]
-    return Layer(positions, sigma.shape[1], k, k * kernel[0] * kernel[1], sigma.element_size())
+    m, channels, height, width = sigma.shape
+    taps = k * kernel[0] * kernel[1]
+    return Layer(m, height * width, channels, k, taps, sigma.element_size())
 
 
 def may_multiply(device: torch.device, dtype: torch.dtype) -> bool:
@@ -197,14 +198,13 @@ def may_multiply(device: torch.device, dtype: torch.dtype) -> bool:
 
     One in float32 is one in TF32 here, and made where torch may use that for convolutions, too.
     """
-    if dtype not in DTYPES or (dtype == torch.float32 and not _may_use_tf32(device)):
+    if dtype not in DTYPES or (dtype == torch.float32 and not may_use_tf32()):
         return False
     return _has_tensor_cores(device) and is_usable(device)
 
 
-def _may_use_tf32(device: torch.device) -> bool:
-    if device.type == "cpu":  # the interpreter, which multiplies in float32
-        return True
+def may_use_tf32() -> bool:
+    """Whether torch may use TF32 for convolutions in float32."""
     try:
         return torch.backends.cudnn.allow_tf32
     except RuntimeError:  # it was set in torch's newer words, convolutions apart from other layers

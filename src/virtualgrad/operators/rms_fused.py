@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, float32
 
 from virtualgrad.operators.channels import Channels, Incoming
 from virtualgrad.operators.kernels import Update, prepare
 from virtualgrad.operators.kernels_of_norms import Norm, NormGradients, prepare_norm
 from virtualgrad.operators.kernels_of_sums import prepare_squares
-from virtualgrad.operators.kernels_of_weights import prepare_weight
+from virtualgrad.operators.kernels_of_weights import may_use_tf32, prepare_weight
 from virtualgrad.operators.rms_settings import RMSSettings
 from virtualgrad.operators.running import Running
 
@@ -59,7 +59,8 @@ def weight_gradient_fused(
     if convolved is None or not moment.stale:
         return None
     x = convolved.x
-    known = (g.shape, g.stride(), g.dtype, x.shape, x.stride(), x.dtype, *convolved[1:], total)
+    of_x = (x.shape, x.stride(), x.dtype, *convolved[1:])
+    known = (g.shape, g.stride(), g.dtype, *of_x, total, g.dtype == float32 and may_use_tf32())
     fused = running.kernel(
         "weight",
         known,

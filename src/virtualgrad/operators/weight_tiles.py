@@ -14,6 +14,7 @@ from virtualgrad.operators.tiles import power_of_two_from
 class Layer(NamedTuple):
     """The sizes of a convolution's sigma and weight, and the bytes of a number of g."""
 
+    m: int
     positions: int
     channels: int
     k: int
@@ -41,6 +42,8 @@ class WeightTile(NamedTuple):
 FEW_PRODUCTS = 2**23  # of a sample: c p j
 FEW_PER_NUMBER = {2: 192, 4: 64}  # bytes of a number -> products for each number of g and x
 PADDED = 8  # channels of x; for fewer cuDNN copies x
+FEW_POSITIONS = 16  # a product takes so many at once
+POSITIONS = 32  # of a program
 
 
 def is_worth(layer: Layer, *, writes: bool) -> bool:
@@ -50,7 +53,9 @@ def is_worth(layer: Layer, *, writes: bool) -> bool:
         layer: the sizes.
         writes: whether T(g) would be written for cuDNN; where T only sees g, less is gained.
     """
-    positions, channels, k, taps, bytes_each = layer
+    m, positions, channels, k, taps, bytes_each = layer
+    if positions < FEW_POSITIONS or 2 * 4 * taps > POSITIONS * m * bytes_each:
+        return False  # parts of dJ/dW, one for each program, would be more than half of g
     if channels * positions * taps <= FEW_PRODUCTS or (k < PADDED and channels <= 64):
         return True
     few = channels * taps / (channels + k) <= FEW_PER_NUMBER[bytes_each] / (1 if writes else 2)
@@ -58,19 +63,19 @@ def is_worth(layer: Layer, *, writes: bool) -> bool:
     return few and (bytes_each == 2 or (writes and channels >= k))
 
 
-def choose_weight_tile(layer: Layer, m: int, processors: int) -> WeightTile:
-    """The tile for m samples."""
-    positions, channels, _, taps, bytes_each = layer
+def choose_weight_tile(layer: Layer, processors: int) -> WeightTile:
+    """The tile for a layer, whether it is worth it or not."""
+    m, positions, channels, _, taps, bytes_each = layer
+    of_p, of_c = POSITIONS, min(64, max(16, power_of_two_from(channels)))
     each_in_turn = False
     if channels * positions * taps <= FEW_PRODUCTS:
-        of_c = min(64, max(16, power_of_two_from(channels)))
         of_j = min(256 if of_c == 16 else 64, max(16, power_of_two_from(taps)))
-        of_p = 64 if of_j == 256 and bytes_each == 2 else 32
+        of_p = 64 if of_j == 256 and bytes_each == 2 else POSITIONS
         warps = 4 if of_j == 256 or (of_c == 64 and bytes_each == 2) else 2
         programs = processors * 8 // warps
     elif min(channels, taps) <= 64 or bytes_each > 2:
-        of_c = 64 if bytes_each == 2 or channels < 128 else 128
-        of_p, of_j, warps, programs = 32, 64, 4, 3 * processors
+        of_c = 128 if bytes_each > 2 and channels >= 128 else of_c
+        of_j, warps, programs = 64, 4, 3 * processors
     else:  # so large that a processor has one program at a time
         of_p, of_c, of_j, warps = 64, 128, min(256, power_of_two_from(taps)), 8
         programs, each_in_turn = processors, True

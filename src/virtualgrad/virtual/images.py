@@ -69,10 +69,10 @@ def run_by_images(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     how = how_in(part, passed, axis=1)
     if part.rms.share_positions and not how.only_seen:
         return None  # r is updated first, and there is none for each position
+    if not weights_op.is_usable(sigma.device, sigma.dtype) or not passed.sees_images(sigma):
+        return None
     k, *kernel = call.bound["weight"].shape[1:]
     if not is_worth(layer_of(sigma, k, tuple(kernel)), writes=not how.only_seen):
-        return None
-    if not weights_op.is_usable(sigma.device, sigma.dtype) or not passed.sees_images(sigma):
         return None
     window = Window(shape.stride, shape.padding, shape.dilation)
     result: Tensor = Images.apply(how, window, *operands(call, how, sigma))

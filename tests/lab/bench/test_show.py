@@ -60,6 +60,13 @@ def test_markdown(rows):
     assert "Peak memory" not in text and "Other libraries" not in text
 
 
+def test_markdown_names_networks_whose_rows_are_older(rows):
+    earlier = {"models": ["vit", "gpt2"], "date": "2026-11-14T10:00", "commit": "abcdefabcdef"}
+    text = bench_markdown(rows, ENVIRONMENT | {"earlier": [earlier]})
+    assert "2026-11-15, commit 0123456; 7 rounds" in text
+    assert "; ViT-S/16, GPT-2 small: 2026-11-14, commit abcdefa.\n" in text
+
+
 def test_markdown_with_memory_and_other_libraries(make_row):
     rows = [
         make_row(peak_bytes=100, peak_ratio_to_sgd=1.0),

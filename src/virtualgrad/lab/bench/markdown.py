@@ -64,15 +64,23 @@ def bench_markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
 def _provenance(rows: Sequence[Row], environment: dict[str, Any]) -> str:
     settings = environment.get("settings", {})
     spreads = [row.ratio_spread for row in rows if row.ratio_spread is not None]
-    commit = environment.get("commit")
     parts = [
         f"{environment.get('device')}, torch {environment.get('torch')}",
-        f"{str(environment.get('date'))[:10]}" + (f", commit {commit[:7]}" if commit else ""),
+        _when(environment),
         f"{settings.get('rounds')} rounds",
     ]
     if spreads:
         parts.append(f"half of the ratios spread (IQR) by less than {median(spreads):.3f}")
+    # Networks that a later change does not touch may keep their rows; the record says so by hand.
+    for earlier in environment.get("earlier", []):
+        names = [network_title(model) for model in earlier["models"]]
+        parts.append(f"{', '.join(names)}: {_when(earlier)}")
     return "; ".join(parts) + "."
+
+
+def _when(record: dict[str, Any]) -> str:
+    commit = record.get("commit")
+    return f"{str(record.get('date'))[:10]}" + (f", commit {commit[:7]}" if commit else "")
 
 
 def _times(rows: Sequence[Row]) -> str:
