@@ -1,6 +1,7 @@
 """The ops of compiled passes (rms_op and weights_op) by their formulas, for CPUs.
 
-They are kernels of a GPU; tests/operators/test_rms_op.py holds those to plain torch. Where there is
+They are kernels of a GPU; tests/operators/test_rms_op.py and test_weights_op.py hold those to plain
+torch. Where there is
 no GPU these stand in for them, so that what surrounds the ops is tested all the same.
 """
 

@@ -5,7 +5,7 @@ There is no GPU where these run as a rule: the functions ``check_*`` run in Trit
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from interpreted import needs_triton, run_checks
 from torch import Tensor, nn
 
 from virtualgrad import SVGD
-from virtualgrad.operators import kernels_of_weights, launches, weights_op
+from virtualgrad.operators import kernels_of_weights, launches, rms_fused, weights_op
 from virtualgrad.operators.channels import Convolved, Window
 from virtualgrad.operators.kernels_of_weights import (
     STAGES,
@@ -153,6 +153,51 @@ def check_an_r_and_a_g_that_lie_otherwise():
     assert prepare_weight(g.double(), r, (0,), convolved, None) is None
 
 
+def check_padding_of_a_tile_is_no_number():
+    """Where eps is nothing in float32, a place beyond the last one must not divide by it."""
+    case = CONVOLUTIONS[0]
+    g, convolved, r = drawn(case, "cpu", torch.float32)
+    made = WeightGradient(g, convolved, "T(g)")(g, convolved.x, r + 0.1, None, (1.0, 1e-46))
+    assert made.weight.isfinite().all()
+    assert made.total.isfinite().all()
+
+
+@pytest.mark.parametrize("where", ["everywhere", "weights"])
+@pytest.mark.parametrize("bias", [False, True])
+def check_steps_with_the_kernels_and_without(bias, where, monkeypatch):
+    """Of SVGD with the r of before: gradients and r, the second step of two micro-batches."""
+    asked = []
+
+    def watched(*args):
+        asked.append(prepare_weight(*args))
+        return asked[-1]
+
+    monkeypatch.setattr(rms_fused, "prepare_weight", watched)
+    options = {"where": lambda site: site.roles == ("weight",)} if where == "weights" else {}
+    found = stepped(bias, **options)
+    assert any(asked)  # on a CPU, torch leaves the images of the other layer otherwise
+    monkeypatch.setattr(rms_fused, "prepare_weight", lambda *_: None)
+    for one, other in zip(found, stepped(bias, **options), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def stepped(bias: bool, **options: Any) -> list[Tensor]:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 5, 3, bias=bias), nn.Tanh(), nn.Conv2d(5, 4, 1, bias=bias)
+    model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+    optimizer = SVGD(model, 1e-6, stale=True, **options)
+    found: list[Tensor] = []
+    for passes in (1, 2):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            x = torch.randn(16, 3, 6, 7).to(memory_format=torch.channels_last)
+            model(x).pow(3).mean().backward()
+        found += [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+    state = optimizer.operator.state
+    return found + [state[key]["r"] for key in sorted(state)]
+
+
 @pytest.mark.slow
 @needs_triton
 def test_the_kernels_in_the_interpreter() -> None:
@@ -197,6 +242,30 @@ def test_tiles_fit_their_layers(layer: tuple[int, ...], m: int, bytes_each: int)
     parts, columns = tile_of_parts(count, channels * taps, 132)
     assert 1 <= parts <= 64
     assert columns >= 16
+
+
+def test_a_size_of_which_only_a_symbol_is_known_chooses_no_tile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a compiler would compile anew for every size of an image."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    monkeypatch.setattr(kernels_of_weights, "processors_of", lambda device: 132)
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+    dynamic = [DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.DYNAMIC, DimDynamic.DYNAMIC]
+    g, x = (
+        mode.from_tensor(
+            torch.randn(16, channels, 20, 24).to(memory_format=torch.channels_last),
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic),
+        )
+        for channels in (8, 16)
+    )
+    plan = kernels_of_weights.plan_for(g, Convolved(x, (1, 1), Window(ONE, NONE, ONE)))
+    assert all(type(number) is int for number in plan.tile_of_parts)
+    assert type(plan.parts[0]) is torch.SymInt
+    assert not environment.guards
 
 
 def test_not_on_a_cpu() -> None:
@@ -250,6 +319,7 @@ def test_compiled_with_the_op_as_eager(
 
     plain_launches = weights_op.launches_of_weight
     monkeypatch.setattr(weights_op, "launches_of_weight", counted)
+    monkeypatch.setattr(rms_fused, "prepare_weight", lambda *_: None)  # eager passes by cuDNN
     torch._dynamo.reset()
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
         found = [trained(bias, compiled, dynamic, **reading) for compiled in (False, True)]

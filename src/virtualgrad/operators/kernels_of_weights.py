@@ -22,7 +22,7 @@ so much faster that T(g) is made for it. Eager passes with the r of before use t
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +33,11 @@ from virtualgrad.operators.launches import Launch
 from virtualgrad.operators.weight_tiles import Layer, choose_weight_tile, is_worth, tile_of_parts
 
 TENSOR_CORES = (8, 0)  # the first GPUs that have them for all formats
+SHARED_MEMORY = 160 * 1024  # bytes that the largest tile takes; GPUs for games have less
+MOST_OF_SAMPLE = 2**31  # numbers of x: places within a sample are counted in 32 bits
 STAGES = 4  # samples that are asked for before the first has come
-TYPICAL = 128  # samples, where a compiler has a symbol for their number
+TYPICAL = Layer(m=128, positions=1024, channels=64, k=64, taps=576, bytes_each=2)
+"""What stands for sizes for which a compiler has symbols: tiles are chosen once for all of them."""
 COLUMNS_OF_ROOTS = 512
 
 
@@ -79,9 +82,11 @@ def plan_for(g: Tensor, convolved: Convolved) -> Plan:
     layer = layer_of(g, x.shape[1], kernel)
     m, positions, channels, k, taps, _ = layer
     processors = processors_of(g.device)
-    known = layer if type(m) is int else layer._replace(m=TYPICAL)
+    sizes = zip(layer, TYPICAL, strict=True)
+    known = Layer(*(size if type(size) is int else typical for size, typical in sizes))
     tile = choose_weight_tile(known, processors)
     count = -(-positions // tile.positions) * tile.splits
+    known_count = -(-known.positions // tile.positions) * tile.splits
     of_g = (m, -(-m // tile.splits), positions, channels, taps, width, positions * channels)
     of_x = (x.shape[2] * x.shape[3] * k, x.shape[3] * k, k, x.shape[2], x.shape[3])
     blocks = -(-channels // tile.channels) * -(-taps // tile.taps)
@@ -93,7 +98,7 @@ def plan_for(g: Tensor, convolved: Convolved) -> Plan:
         warps=tile.warps,
         sizes=(*of_g, *of_x),
         meta=(k, kernel[1], *window.stride, *window.padding, *window.dilation, *tile[:3], STAGES),
-        tile_of_parts=tile_of_parts(count, channels * taps, processors),
+        tile_of_parts=tile_of_parts(known_count, channels * taps, processors),
     )
 
 
@@ -178,7 +183,7 @@ def prepare_weight(
     order = torch.channels_last
     if not (g.is_contiguous(memory_format=order) and x.is_contiguous(memory_format=order)):
         return None
-    if x.numel() >= 2**31 * x.shape[0]:  # places within a sample are counted in 32 bits
+    if x.numel() >= MOST_OF_SAMPLE * x.shape[0]:
         return None
     layer = layer_of(g, x.shape[1], kernel)
     if not is_worth(layer, writes=True) or not may_multiply(g.device, g.dtype):
@@ -205,15 +210,20 @@ def may_multiply(device: torch.device, dtype: torch.dtype) -> bool:
 
 def may_use_tf32() -> bool:
     """Whether torch may use TF32 for convolutions in float32."""
-    try:
-        return torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # it was set in torch's newer words, convolutions apart from other layers
-        return False
+    cudnn: Any = torch.backends.cudnn
+    return bool(cudnn.enabled and cudnn.conv.fp32_precision == "tf32")
 
 
 @cache
 def _has_tensor_cores(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= TENSOR_CORES
+    """Whether it has those that Triton multiplies by, and enough memory beside them."""
+    if device.type == "cpu":  # the interpreter
+        return True
+    if torch.version.hip is not None:
+        return False
+    properties = torch.cuda.get_device_properties(device)
+    large = getattr(properties, "shared_memory_per_block_optin", 0) >= SHARED_MEMORY
+    return large and torch.cuda.get_device_capability(device) >= TENSOR_CORES
 
 
 def plain(

@@ -78,7 +78,7 @@ def weight_parts(  # noqa: PLR0917 - Triton has no keywords here
     if given is not None:
         if numbers is not None:
             scale, eps = tl.load(numbers).to(tl.float32), tl.load(numbers + 2).to(tl.float32)
-        f = scale * tl.rsqrt(tl.load(given + at_g, mask=in_g, other=0.0) + eps)
+        f = scale * tl.rsqrt(tl.load(given + at_g, mask=in_g, other=1.0) + eps)
     acc = tl.zeros([CHANNELS, TAPS], tl.float32)
     q = tl.zeros([POSITIONS, CHANNELS], tl.float32)
     plain = tl.zeros([POSITIONS, CHANNELS], tl.float32)

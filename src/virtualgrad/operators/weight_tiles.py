@@ -54,8 +54,8 @@ def is_worth(layer: Layer, *, writes: bool) -> bool:
         writes: whether T(g) would be written for cuDNN; where T only sees g, less is gained.
     """
     m, positions, channels, k, taps, bytes_each = layer
-    if positions < FEW_POSITIONS or 2 * 4 * taps > POSITIONS * m * bytes_each:
-        return False  # parts of dJ/dW, one for each program, would be more than half of g
+    if positions < FEW_POSITIONS or 2 * 4 * taps >= POSITIONS * m * bytes_each:
+        return False  # parts of dJ/dW, one for each block of positions, would be half of g or more
     if channels * positions * taps <= FEW_PRODUCTS or (k < PADDED and channels <= 64):
         return True
     few = channels * taps / (channels + k) <= FEW_PER_NUMBER[bytes_each] / (1 if writes else 2)

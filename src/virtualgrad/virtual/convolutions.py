@@ -58,10 +58,8 @@ class Geometry:
 
     @cached_property
     def window(self) -> Window | None:
-        """What x the weight meets, of images in one group."""
-        if self.op != "conv2d" or self.groups != 1:
-            return None
-        return Window(self.stride, self.padding, self.dilation)
+        """As below."""
+        return window_of(self)
 
     @cached_property
     def in_backward(self) -> tuple[Any, ...]:
@@ -74,6 +72,13 @@ class Geometry:
             self.output_padding,
             self.groups,
         )
+
+
+def window_of(shape: Geometry) -> Window | None:
+    """What x the weight meets, of images in one group; None of other convolutions."""
+    if shape.op != "conv2d" or shape.groups != 1:
+        return None
+    return Window(shape.stride, shape.padding, shape.dilation)
 
 
 def geometry(op: str, arguments: Mapping[str, Any]) -> Geometry | None:
@@ -131,14 +136,14 @@ class Convolution(torch.autograd.Function):
         needs, bias, shape = ctx.needs_input_grad, ctx.bias, ctx.shape
         in_rows = weight.numel() < g.numel() and not shape.transposed
         needed = (needs[2], needs[3], bias is not None and needs[4])
-        convolved = None
+        # Autocast runs the op in g's dtype; every factor follows it, and comes back.
+        x, convolved = as_dtype(x, g.dtype), None
         if shape.window is not None and kernels.may_launch(g.device):
-            convolved = Convolved(as_dtype(x, g.dtype), weight.shape[2:], shape.window)
+            convolved = Convolved(x, weight.shape[2:], shape.window)
         total = total_for_bias(ctx.transforms, needed)
         channels = Channels(1, in_rows, total, convolved)
         for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, channels)
-        # Autocast runs the op in g's dtype; every factor follows it, and comes back.
-        factors = as_dtype(x, g.dtype), as_dtype(weight, g.dtype), None if bias is None else bias[0]
+        factors = x, as_dtype(weight, g.dtype), None if bias is None else bias[0]
         grad_x = grad_weight = grad_bias = None
         if for_weight is not None and for_weight.weight is not None:
             grad_weight = as_dtype(for_weight.weight, ctx.dtypes[1])

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from virtualgrad.operators import weights_op
 from virtualgrad.operators.channels import Convolved, Window
-from virtualgrad.operators.kernels_of_weights import layer_of
+from virtualgrad.operators.kernels_of_weights import MOST_OF_SAMPLE, layer_of
 from virtualgrad.operators.rms_compiled import InCompiledPass
 from virtualgrad.operators.weight_tiles import is_worth
 from virtualgrad.virtual.calls import Call
 from virtualgrad.virtual.compiled_layers import How, how_in, only_part, operands
-from virtualgrad.virtual.convolutions import geometry
+from virtualgrad.virtual.convolutions import geometry, window_of
 from virtualgrad.virtual.plans import Plan
 
 
@@ -63,17 +63,24 @@ def run_by_images(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     if call.rule.op != "conv2d" or sigma.dim() != 4:
         return None
     shape, part = geometry(call.rule.op, call.bound), only_part(call, plan)
-    if shape is None or shape.groups != 1 or part is None:
+    window = None if shape is None else window_of(shape)
+    if window is None or part is None:
         return None
     passed = InCompiledPass(part.rms, part.site, sigma)
     how = how_in(part, passed, axis=1)
     if part.rms.share_positions and not how.only_seen:
         return None  # r is updated first, and there is none for each position
-    if not weights_op.is_usable(sigma.device, sigma.dtype) or not passed.sees_images(sigma):
+    if not _suits(call, how, sigma):
         return None
-    k, *kernel = call.bound["weight"].shape[1:]
-    if not is_worth(layer_of(sigma, k, tuple(kernel)), writes=not how.only_seen):
-        return None
-    window = Window(shape.stride, shape.padding, shape.dilation)
     result: Tensor = Images.apply(how, window, *operands(call, how, sigma))
     return result
+
+
+def _suits(call: Call, how: How, sigma: Tensor) -> bool:
+    """Whether the op can be used in a layer, and is faster than torch's."""
+    if not weights_op.is_usable(sigma.device, sigma.dtype) or not how.passed.sees_images(sigma):
+        return False
+    k, height, width = call.bound["input"].shape[1:]
+    kernel = call.bound["weight"].shape[2:]
+    worth = is_worth(layer_of(sigma, k, kernel), writes=not how.only_seen)
+    return worth and k * height * width < MOST_OF_SAMPLE
