@@ -331,14 +331,15 @@ def test_compiled_with_the_op_as_eager(
 def trained(bias: bool, compiled: bool, dynamic: bool, **reading: bool) -> list[Tensor]:
     """Gradients and r of three steps, the second of two micro-batches."""
     torch.manual_seed(0)
+    # Of smooth layers: where a kink or a norm follows, roundings of TF32 grow from step to step.
     layers = (
         *(nn.Conv2d(3, 16, 3, padding=1, bias=bias), nn.Tanh()),
-        *(nn.Conv2d(16, 32, 3, stride=2, bias=bias), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.Conv2d(16, 32, 3, stride=2, bias=bias), nn.Tanh()),
         nn.Conv2d(32, 8, 1, bias=bias),
     )
     order = torch.channels_last
     model = nn.Sequential(*layers).to("cuda", memory_format=order)  # type: ignore[call-overload]
-    optimizer = SVGD(model, 1e-6, **reading)  # so small that rounding does not grow
+    optimizer = SVGD(model, 1e-6, eps=1e-9, **reading)
     run = torch.compile(model, fullgraph=True, dynamic=dynamic) if compiled else model
     found: list[Tensor] = []
     for batch, passes in ((16, 1), (16, 2), (16 + 3 * dynamic, 1)):
@@ -346,9 +347,7 @@ def trained(bias: bool, compiled: bool, dynamic: bool, **reading: bool) -> list[
         for _ in range(passes):
             x = torch.randn(batch, 3, 11, 11, device="cuda").to(memory_format=order)
             run(x).pow(3).mean().backward()
-        before_norm = model[2].bias  # whose gradient is rounding
-        grads = [p.grad.clone() for p in model.parameters() if p is not before_norm]
-        found += [grad for grad in grads if grad is not None]
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
     state = optimizer.operator.state
     return found + [state[key]["r"] for key in sorted(state)]

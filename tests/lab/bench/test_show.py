@@ -61,10 +61,11 @@ def test_markdown(rows):
 
 
 def test_markdown_names_networks_whose_rows_are_older(rows):
-    earlier = {"models": ["vit", "gpt2"], "date": "2026-11-14T10:00", "commit": "abcdefabcdef"}
-    text = bench_markdown(rows, ENVIRONMENT | {"earlier": [earlier]})
+    earlier = {"models": ["vit", "mlp"], "date": "2026-11-14T10:00", "commit": "abcdefabcdef"}
+    text = bench_markdown(rows, ENVIRONMENT | {"earlier": [earlier, earlier | {"models": ["vgg"]}]})
     assert "2026-11-15, commit 0123456; 7 rounds" in text
-    assert "; ViT-S/16, GPT-2 small: 2026-11-14, commit abcdefa.\n" in text
+    assert "; MLP: 2026-11-14, commit abcdefa.\n" in text
+    assert "ViT" not in text and "VGG" not in text  # of which there is no row
 
 
 def test_markdown_with_memory_and_other_libraries(make_row):

@@ -72,9 +72,11 @@ def _provenance(rows: Sequence[Row], environment: dict[str, Any]) -> str:
     if spreads:
         parts.append(f"half of the ratios spread (IQR) by less than {median(spreads):.3f}")
     # Networks that a later change does not touch may keep their rows; the record says so by hand.
+    shown = {row.model for row in rows}
     for earlier in environment.get("earlier", []):
-        names = [network_title(model) for model in earlier["models"]]
-        parts.append(f"{', '.join(names)}: {_when(earlier)}")
+        names = [network_title(model) for model in earlier["models"] if model in shown]
+        if names:
+            parts.append(f"{', '.join(names)}: {_when(earlier)}")
     return "; ".join(parts) + "."
 
 
