@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,43 @@ def trained(
         found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
     return found
+
+
+def assert_as_in_eager_passes(model: nn.Module, sample: tuple[int, ...], **options: Any) -> None:
+    """Of a model in float64: compiled passes bring the gradients of eager ones."""
+    eager = trained(copy.deepcopy(model), sample, False, **options)
+    for one, other in zip(eager, trained(model, sample, True, **options), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+
+
+def assert_so_with_a_bias_apart(model: nn.Module, sample: tuple[int, ...], name: str) -> None:
+    """The same, where a bias is in a group of its own: two sites in place of one."""
+
+    def groups(one: nn.Module) -> list[dict[str, Any]]:
+        named = dict(one.named_parameters())
+        bias = named.pop(name)
+        return [{"params": list(named.values())}, {"params": [bias], "scale": 0.5}]
+
+    twin = copy.deepcopy(model)
+    eager = trained(twin, sample, False, params=groups(twin))
+    compiled = trained(model, sample, True, params=groups(model))
+    for one, other in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+
+
+def under_autocast(model: nn.Module, x: Tensor, dtype: torch.dtype, **options: Any) -> list[Tensor]:
+    """The gradients of a compiled step of two micro-batches under autocast, and the new r."""
+    torch._dynamo.reset()
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    optimizer = SVGD(model, 1e-2, **options)
+    for _ in range(2):
+        with torch.autocast("cpu", dtype):
+            loss = run(x).float().square().mean()
+        loss.backward()
+    optimizer.step()
+    state = optimizer.operator.state
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [*gradients, *(state[key]["r"] for key in sorted(state))]
 
 
 def backward_graphs() -> tuple[list[Graph], Any]:

@@ -9,10 +9,15 @@ from typing import Any
 import ops_in_torch
 import pytest
 import torch
-from compiled_runs import trained, watch
+from compiled_runs import (
+    assert_as_in_eager_passes,
+    assert_so_with_a_bias_apart,
+    trained,
+    under_autocast,
+    watch,
+)
 from torch import Tensor, nn
 
-from virtualgrad import SVGD
 from virtualgrad.operators import weights_op
 from virtualgrad.virtual.images import run_by_images
 
@@ -50,18 +55,12 @@ def network(*, bias: bool = True, **options: Any) -> nn.Module:
     return nn.Sequential(*layers).double().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def assert_as_in_eager_passes(model: nn.Module, **options: Any) -> None:
-    eager = trained(copy.deepcopy(model), IMAGE, False, **options)
-    for one, other in zip(eager, trained(model, IMAGE, True, **options), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
-
-
 @pytest.mark.parametrize(
     ("reading", "bias"),
     [*((reading, True) for reading in READINGS), ("algorithm 1", False), ("shared, stale", False)],
 )
 def test_as_in_eager_passes(reading: str, bias: bool, by_images: list[bool]) -> None:
-    assert_as_in_eager_passes(network(bias=bias), **READINGS[reading])
+    assert_as_in_eager_passes(network(bias=bias), IMAGE, **READINGS[reading])
     assert by_images[:3] == [True, False, True]  # both convolutions, and not the norm
 
 
@@ -71,39 +70,30 @@ def test_as_in_eager_passes(reading: str, bias: bool, by_images: list[bool]) -> 
 def test_paddings_by_name_go_the_general_way(
     options: dict[str, Any], by_images: list[bool]
 ) -> None:
-    assert_as_in_eager_passes(network(**options))
+    assert_as_in_eager_passes(network(**options), IMAGE)
     assert by_images[:3] == [False, False, True]
 
 
 def test_groups_go_the_general_way(by_images: list[bool]) -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Tanh(), nn.Conv2d(6, 2, 1)).double()
-    assert_as_in_eager_passes(layers.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    assert_as_in_eager_passes(layers.to(memory_format=torch.channels_last), IMAGE)  # type: ignore[call-overload]
     assert by_images[:2] == [False, True]
 
 
 def test_r_that_is_shared_and_updated_first_goes_the_general_way(by_images: list[bool]) -> None:
-    assert_as_in_eager_passes(network(), share_positions=True)
+    assert_as_in_eager_passes(network(), IMAGE, share_positions=True)
     assert not any(by_images)
 
 
 def test_images_that_lie_otherwise_go_the_general_way(by_images: list[bool]) -> None:
     model = network().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    assert_as_in_eager_passes(model)
+    assert_as_in_eager_passes(model, IMAGE)
     assert not any(by_images)
 
 
 def test_a_bias_of_another_group_goes_the_general_way(by_images: list[bool]) -> None:
-    def groups(model: nn.Module) -> list[dict[str, Any]]:
-        named = dict(model.named_parameters())
-        bias = named.pop("0.bias")
-        return [{"params": list(named.values())}, {"params": [bias], "scale": 0.5}]
-
-    model = network()
-    twin = copy.deepcopy(model)
-    eager = trained(twin, IMAGE, False, params=groups(twin))
-    for one, other in zip(eager, trained(model, IMAGE, True, params=groups(model)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert_so_with_a_bias_apart(network(), IMAGE, "0.bias")
     assert by_images[:3] == [False, False, True]
 
 
@@ -111,7 +101,7 @@ def test_a_bias_of_another_group_goes_the_general_way(by_images: list[bool]) -> 
 def test_one_of_both_is_frozen(frozen: str, by_images: list[bool]) -> None:
     model = network()
     model.get_submodule("0").get_parameter(frozen).requires_grad_(False)
-    assert_as_in_eager_passes(model, **READINGS["stale"])
+    assert_as_in_eager_passes(model, IMAGE, **READINGS["stale"])
     assert by_images[:3] == [frozen == "bias", False, True]
 
 
@@ -149,22 +139,10 @@ def test_autocast_as_without_the_op(
     model = network().float()
     x = torch.randn(6, *IMAGE).to(memory_format=torch.channels_last)
 
-    def gradients(one: nn.Module) -> list[Tensor]:
-        torch._dynamo.reset()
-        run = torch.compile(one, backend="aot_eager", fullgraph=True)
-        optimizer = SVGD(one, 1e-2, **READINGS[reading])
-        for _ in range(2):  # one gradient of two micro-batches
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = run(x).float().square().mean()
-            loss.backward()
-        optimizer.step()
-        state = optimizer.operator.state
-        grads = [p.grad for p in one.parameters() if p.grad is not None]
-        return [*grads, *(state[key]["r"] for key in sorted(state))]
-
-    found = gradients(copy.deepcopy(model))
+    found = under_autocast(copy.deepcopy(model), x, torch.bfloat16, **READINGS[reading])
     assert by_images[:3] == [True, False, True]
     monkeypatch.setattr(weights_op, "is_usable", lambda device, dtype: False)
-    for one, other in zip(found, gradients(model), strict=True):
+    plain = under_autocast(model, x, torch.bfloat16, **READINGS[reading])
+    for one, other in zip(found, plain, strict=True):
         assert one.dtype == other.dtype == torch.float32
         assert (one - other).norm() <= 2**-6 * one.norm()

@@ -8,7 +8,13 @@ from typing import Any
 import ops_in_torch
 import pytest
 import torch
-from compiled_runs import backward_graphs, trained, watch
+from compiled_runs import (
+    assert_as_in_eager_passes,
+    assert_so_with_a_bias_apart,
+    backward_graphs,
+    trained,
+    watch,
+)
 from torch import Tensor, nn
 
 from virtualgrad import SVGD
@@ -63,9 +69,7 @@ def test_as_in_eager_passes(norm: str, reading: str, by_sums: list[bool]) -> Non
 def test_one_of_both_is_frozen(frozen: str, by_sums: list[bool]) -> None:
     model = network("batch norm")
     model.get_submodule("1").get_parameter(frozen).requires_grad_(False)
-    eager = trained(copy.deepcopy(model), IMAGE, False)
-    for one, other in zip(eager, trained(model, IMAGE, True), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert_as_in_eager_passes(model, IMAGE)
     assert any(by_sums)
 
 
@@ -80,16 +84,7 @@ def test_a_model_in_bfloat16(training: bool, by_sums: list[bool]) -> None:
 
 
 def test_weight_and_bias_of_different_groups_go_the_general_way(by_sums: list[bool]) -> None:
-    def groups(model: nn.Module) -> list[dict[str, Any]]:
-        named = dict(model.named_parameters())
-        bias = named.pop("1.bias")
-        return [{"params": list(named.values())}, {"params": [bias], "scale": 0.5}]
-
-    model = network("batch norm")
-    twin = copy.deepcopy(model)
-    eager = trained(twin, IMAGE, False, params=groups(twin))
-    for one, other in zip(eager, trained(model, IMAGE, True, params=groups(model)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert_so_with_a_bias_apart(network("batch norm"), IMAGE, "1.bias")
     assert not any(by_sums)
 
 
@@ -145,9 +140,7 @@ def test_other_norms_not_by_the_op(changed: str, by_ops: list[str]) -> None:
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     if changed == "no bias":
         model.get_submodule("1").get_parameter("bias").requires_grad_(False)
-    eager = trained(copy.deepcopy(model), IMAGE, False)
-    for one, other in zip(eager, trained(model, IMAGE, True), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert_as_in_eager_passes(model, IMAGE)
     assert "norm_sums" not in by_ops
 
 
@@ -249,7 +242,5 @@ def test_one_channel(by_sums: list[bool]) -> None:
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 1, 3, bias=False), nn.BatchNorm2d(1), nn.Tanh())
     model = nn.Sequential(*layers).double()
-    eager = trained(copy.deepcopy(model), IMAGE, False)
-    for one, other in zip(eager, trained(model, IMAGE, True), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert_as_in_eager_passes(model, IMAGE)
     assert any(by_sums)

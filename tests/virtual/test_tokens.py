@@ -10,10 +10,14 @@ import ops_in_torch
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled_runs import trained, watch
+from compiled_runs import (
+    assert_as_in_eager_passes,
+    assert_so_with_a_bias_apart,
+    under_autocast,
+    watch,
+)
 from torch import Tensor, nn
 
-from virtualgrad import SVGD
 from virtualgrad.operators import rms_op
 from virtualgrad.virtual.tokens import run_by_tokens
 
@@ -90,18 +94,12 @@ class Vector(nn.Module):
         return F.linear(hidden, self.weight)
 
 
-def assert_as_in_eager_passes(model: nn.Module, **options: Any) -> None:
-    eager = trained(copy.deepcopy(model), TOKENS, False, **options)
-    for one, other in zip(eager, trained(model, TOKENS, True, **options), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
-
-
 @pytest.mark.parametrize(
     ("reading", "bias"),
     [*((reading, True) for reading in READINGS), ("algorithm 1", False), ("shared, stale", False)],
 )
 def test_as_in_eager_passes(reading: str, bias: bool, by_tokens: list[bool]) -> None:
-    assert_as_in_eager_passes(network(bias=bias), **READINGS[reading])
+    assert_as_in_eager_passes(network(bias=bias), TOKENS, **READINGS[reading])
     assert by_tokens[:3] == [True, False, True]  # both layers, and not the norm
 
 
@@ -109,21 +107,12 @@ def test_as_in_eager_passes(reading: str, bias: bool, by_tokens: list[bool]) -> 
 @pytest.mark.parametrize("kind", [Picked, Perceiver, Vector])
 def test_layers_of_other_kinds(kind: type[nn.Module], reading: str, by_tokens: list[bool]) -> None:
     torch.manual_seed(0)
-    assert_as_in_eager_passes(kind().double(), **READINGS[reading])
+    assert_as_in_eager_passes(kind().double(), TOKENS, **READINGS[reading])
     assert any(by_tokens)
 
 
 def test_a_bias_of_another_group_goes_the_general_way(by_tokens: list[bool]) -> None:
-    def groups(model: nn.Module) -> list[dict[str, Any]]:
-        named = dict(model.named_parameters())
-        bias = named.pop("0.bias")
-        return [{"params": list(named.values())}, {"params": [bias], "scale": 0.5}]
-
-    model = network()
-    twin = copy.deepcopy(model)
-    eager = trained(twin, TOKENS, False, params=groups(twin))
-    for one, other in zip(eager, trained(model, TOKENS, True, params=groups(model)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert_so_with_a_bias_apart(network(), TOKENS, "0.bias")
     assert by_tokens[:3] == [False, False, True]
 
 
@@ -131,7 +120,7 @@ def test_a_bias_of_another_group_goes_the_general_way(by_tokens: list[bool]) -> 
 def test_one_of_both_is_frozen(frozen: str, by_tokens: list[bool]) -> None:
     model = network()
     model.get_submodule("0").get_parameter(frozen).requires_grad_(False)
-    assert_as_in_eager_passes(model)
+    assert_as_in_eager_passes(model, TOKENS)
     assert by_tokens[:3] == [frozen == "bias", False, True]
 
 
@@ -143,24 +132,12 @@ def test_autocast_as_without_the_op(
     model = network().float()
     x = torch.randn(6, 5, 3)
 
-    def gradients(one: nn.Module) -> list[Tensor]:
-        torch._dynamo.reset()
-        run = torch.compile(one, backend="aot_eager", fullgraph=True)
-        optimizer = SVGD(one, 1e-2, **READINGS[reading])
-        for _ in range(2):  # one gradient of two micro-batches
-            with torch.autocast("cpu", torch.float16):
-                loss = run(x).float().square().mean()
-            loss.backward()
-        optimizer.step()
-        state = optimizer.operator.state
-        grads = [p.grad for p in one.parameters() if p.grad is not None]
-        return [*grads, *(state[key]["r"] for key in sorted(state))]
-
-    found = gradients(copy.deepcopy(model))
+    found = under_autocast(copy.deepcopy(model), x, torch.float16, **READINGS[reading])
     assert by_tokens[:3] == [True, False, True]
     monkeypatch.setattr(rms_op, "is_usable", lambda device: False)
     biases = {number for number, (name, _) in enumerate(model.named_parameters()) if "bias" in name}
-    for number, (one, other) in enumerate(zip(found, gradients(model), strict=True)):
+    plain = under_autocast(model, x, torch.float16, **READINGS[reading])
+    for number, (one, other) in enumerate(zip(found, plain, strict=True)):
         assert one.dtype == other.dtype == torch.float32
         # The op sums T(g) for a bias before it is rounded to float16.
         exact = 2**-11 if number in biases else 1e-6
