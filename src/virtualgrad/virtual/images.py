@@ -60,11 +60,11 @@ def run_by_images(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
         plan: the parts of its site.
         sigma: its value.
     """
-    if call.rule.op != "conv2d" or sigma.dim() != 4:
-        return None
+    if call.rule.op != "conv2d" or not weights_op.is_usable(sigma.device, sigma.dtype):
+        return None  # asked first, as a compiler traces all that follows
     shape, part = geometry(call.rule.op, call.bound), only_part(call, plan)
     window = None if shape is None else window_of(shape)
-    if window is None or part is None:
+    if window is None or part is None or sigma.dim() != 4:
         return None
     passed = InCompiledPass(part.rms, part.site, sigma)
     how = how_in(part, passed, axis=1)
@@ -77,8 +77,8 @@ def run_by_images(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
 
 
 def _suits(call: Call, how: How, sigma: Tensor) -> bool:
-    """Whether the op can be used in a layer, and is faster than torch's."""
-    if not weights_op.is_usable(sigma.device, sigma.dtype) or not how.passed.sees_images(sigma):
+    """Whether the op suits a layer, and is faster than torch's."""
+    if not how.passed.sees_images(sigma):
         return False
     k, height, width = call.bound["input"].shape[1:]
     kernel = call.bound["weight"].shape[2:]
