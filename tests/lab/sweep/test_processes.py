@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sweep_fakes
 from optuna.trial import TrialState
-from sweep_fakes import a_search, all_trials, notes, rates, sqlite, wait_for
+from sweep_fakes import a_search, all_trials, let_go, notes, rates, sqlite, wait_for
 
 from virtualgrad.lab import sweep as package
 from virtualgrad.lab.sweep.pool import run_searches
@@ -26,32 +26,24 @@ def test_four_workers_and_one_is_killed(tmp_path, console, postgresql):
     """With a real server: no trial lost, none counted twice, the victim's is taken over."""
     store = Store(postgresql, heartbeat=1, grace=6)
     folder = tmp_path / "notes"
-    search = a_search(folder, trials=14, seconds=0.4)
+    search = a_search(folder, trials=14, free=4)
     results = []
     thread = threading.Thread(
         target=lambda: results.extend(run_searches([search], store, 4, console))
     )
     thread.start()
 
-    def at_it():
-        begun = notes(folder, "begin")  # read first: what ends in between is not taken for running
-        return [note for note in begun if note not in set(notes(folder, "end"))]
+    def all_at_it():
+        """What each of the four workers is held in, once all are."""
+        ended = notes(folder, "end")
+        held = [note for note in notes(folder, "begin") if note not in ended]
+        return held if len(ended) >= 4 and len({worker for worker, _ in held}) == 4 else None
 
-    def victim():
-        """A worker in the middle of a trial, held there."""
-        everyone = {process for process, _ in notes(folder, "begin")}
-        if len(everyone) < 4 or len(notes(folder, "end")) < 4 or not (found := at_it()):
-            return None
-        os.kill(found[0][0], signal.SIGSTOP)
-        if found[0] in at_it():
-            return found[0]
-        os.kill(found[0][0], signal.SIGCONT)
-        return None
-
-    process, rate = wait_for(victim)
+    process, rate = wait_for(all_at_it)[0]
     assert process in {child.pid for child in multiprocessing.active_children()}
     os.kill(process, signal.SIGKILL)
-    thread.join(120)
+    let_go(folder)
+    thread.join(300)
     assert not thread.is_alive()
 
     (found,) = results
@@ -79,7 +71,7 @@ from virtualgrad.lab.sweep.storage import Store
 
 if __name__ == "__main__":
     out = Path(sys.argv[1])
-    search = a_search(out / "notes", trials=14, seconds=0.4)
+    search = a_search(out / "notes", trials=14, free=3)
     run_searches([search], Store(f"sqlite:///{out / 'sweep.db'}"), 2, Console())
 """
 
@@ -112,7 +104,7 @@ def test_ctrl_c_with_worker_processes(tmp_path, console):
     thread = threading.Thread(target=press)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run_searches([a_search(folder, trials=14, seconds=0.4)], store, 2, console)
+        run_searches([a_search(folder, trials=14, free=3)], store, 2, console)
     thread.join()
     search = a_search(folder, trials=14)
     before = all_trials(search, store)
