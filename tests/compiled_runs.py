@@ -15,6 +15,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx import Graph, GraphModule
 
 from virtualgrad import SVGD
+from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.virtual import runs
 
 
@@ -22,9 +23,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, way: Callable[..., Tensor | None]) ->
     """Whether each op at a site was run in a way of :mod:`virtualgrad.virtual.runs`, once asked."""
     seen: list[bool] = []
 
+    @settled_while_tracing  # a list that grows would be compiled for anew at every pass
+    def note(has_run: bool) -> None:
+        seen.append(has_run)
+
     def watched(*args: Any) -> Tensor | None:
         result = way(*args)
-        seen.append(result is not None)
+        note(result is not None)
         return result
 
     monkeypatch.setattr(runs, way.__name__, watched)
@@ -34,7 +39,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, way: Callable[..., Tensor | None]) ->
 def trained(
     model: nn.Module, sample: tuple[int, ...], compiled: bool, **options: Any
 ) -> list[Tensor]:
-    """The gradients of two steps, the second of two micro-batches of 6 samples."""
+    """The gradients of two steps, the second of two micro-batches of 6 samples; compiled once."""
     torch._dynamo.reset()
     torch.manual_seed(1)
     dtype = next(model.parameters()).dtype
@@ -45,7 +50,8 @@ def trained(
         optimizer.zero_grad()
         for _ in range(passes):
             x = torch.randn(6, *sample, dtype=torch.float64).to(dtype)
-            run(x).double().pow(3).mean().backward()
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                run(x).double().pow(3).mean().backward()
         found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
     return found

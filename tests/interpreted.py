@@ -18,8 +18,15 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installe
 
 
 def run_checks(file: str) -> None:
-    """Run the checks of a file; fails with their output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    """Run the checks of a file; fails with their output.
+
+    What they cover is counted, where it is in this process: kernels run nowhere else in CI.
+    """
+    command = [sys.executable]
+    coverage = sys.modules.get("coverage")
+    if coverage is not None and coverage.Coverage.current() is not None:
+        command += ["-m", "coverage", "run", "--parallel-mode"]
+    command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command += ["-p", "no:pytest_cov", "-o", "python_functions=check_*", file]
     root = Path(__file__).parents[1]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV_"))}
