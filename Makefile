@@ -27,7 +27,7 @@ reproduce: setup  ## train the MLP of the paper's first table with all four opti
 # Two test workers share the machine: one torch thread each avoids fighting over cores.
 test: export OMP_NUM_THREADS := 1
 test: lint  ## everything CI checks: lint, types, tests with coverage
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 lint: setup  ## ruff and mypy, changing nothing
 	$(BIN)/ruff check

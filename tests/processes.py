@@ -23,7 +23,7 @@ def _enter(  # noqa: PLR0917 - spawned with positional arguments
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=90)
+        "gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=300)
     )
     try:
         torch.save(function(rank, ranks, *args), Path(out) / f"{rank}.pt")

@@ -20,7 +20,7 @@ def call(*arguments, without=()):
         f"from {MODULE} import {FUNCTION}; sys.exit({FUNCTION}())"
     )
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_with_everything_installed_it_is_the_command_line():

@@ -78,9 +78,9 @@ def test_killed_anywhere_and_resumed_ends_bit_by_bit_the_same(tmp_path, optimize
     assert not record.finished
 
     resumed = start("killed", "fast", "resume")
-    said, _ = resumed.communicate(timeout=60)
+    said, _ = resumed.communicate(timeout=300)
     assert resumed.returncode == 0 and "goes on at step" in said
-    assert whole.communicate(timeout=60) and whole.returncode == 0
+    assert whole.communicate(timeout=300) and whole.returncode == 0
     assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
     ends = [tmp_path / name / "end.pt" for name in ("whole", "killed")]
     one, other = (torch.load(end, weights_only=True) for end in ends)

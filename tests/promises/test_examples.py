@@ -48,7 +48,7 @@ def test_example(script: str, tmp_path: Path) -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

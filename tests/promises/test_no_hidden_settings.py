@@ -68,7 +68,7 @@ def test_an_empty_environment_trains_alike() -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=True,
         ).stdout
         for environment in (needed, shell)

@@ -4,7 +4,6 @@ import io
 import socket
 import tarfile
 import threading
-import time
 
 import pytest
 from rich.console import Console
@@ -100,36 +99,30 @@ def test_a_file_the_server_lacks(mnist, server, tmp_path):
 
 
 def test_a_closed_port_is_given_up_on_at_once(server, mnist, tmp_path):
-    begin = time.perf_counter()
     dataset = mnist.asking(HttpFiles(f"http://127.0.0.1:{closed_port()}/"))
-    with pytest.raises(DataUnavailableError, match=r"not reachable \(.*[Rr]efused"):
+    with pytest.raises(DataUnavailableError, match=r"not reachable \(.*[Rr]efused"):  # no wait
         obtain(dataset, tmp_path)
-    assert time.perf_counter() - begin < 2
 
 
 def test_a_silent_server_is_given_up_on_quickly(server):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        begin = time.perf_counter()
-        with pytest.raises(SourceError, match="not reachable"):
+        with pytest.raises(SourceError, match="not reachable"):  # it would wait for ever
             require_answer(f"http://127.0.0.1:{silent.getsockname()[1]}/", seconds=0.3)
-        assert time.perf_counter() - begin < 2
 
 
 def test_a_hanging_name_lookup_is_given_up_on_quickly(server, monkeypatch):
     released = threading.Event()
 
     def hang(*_, **__):
-        released.wait(10)
+        released.wait(60)
         raise socket.gaierror("released")
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     threads = set(threading.enumerate())
-    begin = time.perf_counter()
-    with pytest.raises(SourceError, match=r"no answer within 0\.2 s"):
+    with pytest.raises(SourceError, match=r"no answer within 0\.2 s"):  # and not "released"
         require_answer("http://some.invalid/", seconds=0.2)
-    assert time.perf_counter() - begin < 2
     released.set()
     for thread in set(threading.enumerate()) - threads:
         thread.join()

@@ -148,7 +148,7 @@ def test_two_processes_at_once_fetch_once(mnist, server, tmp_path, start):
         assert "another process is fetching MNIST" in process.stderr.readline()
     lock.release()
     for process in processes:
-        _, complaints = process.communicate(timeout=60)
+        _, complaints = process.communicate(timeout=300)
         assert process.returncode == 0, complaints
     assert obtain(mnist.asking(), folder) == mnist.contents
     assert set(server.asked.values()) == {1}

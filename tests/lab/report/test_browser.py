@@ -72,7 +72,7 @@ def look(html, width, folder):
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=300,
         check=True,
     )
     found = re.search(r'<body data-found="([^"]*)"', done.stdout)

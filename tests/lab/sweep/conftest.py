@@ -62,7 +62,7 @@ def postgresql():
         begin = time.monotonic()
         ready = [pg_isready, "-q", "-h", "127.0.0.1", "-p", str(port), "-U", "tester"]
         while subprocess.run(ready, check=False).returncode != 0:
-            if server.poll() is not None or time.monotonic() - begin > 30:
+            if server.poll() is not None or time.monotonic() - begin > 120:
                 pytest.skip(f"the server did not start: {(folder / 'log').read_text()[-500:]}")
             time.sleep(0.05)
         yield f"postgresql://tester@127.0.0.1:{port}/postgres"
