@@ -6,7 +6,7 @@ helpers here mark what is settled while it traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +44,11 @@ def never_traced(reason: str) -> Callable[[Function], Function]:
 def fixed(number: int) -> int:
     """The number itself; a compiler that has a symbol for it takes the number that it is now."""
     return range(number).stop
+
+
+def all_fixed(numbers: Sequence[int]) -> tuple[int, ...]:
+    """The numbers, each :func:`fixed`; written out, as compilers trace every call."""
+    return tuple([range(number).stop for number in numbers])
 
 
 def is_capturing() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from virtualgrad.compiling import fixed, never_traced
+from virtualgrad.compiling import all_fixed, never_traced
 from virtualgrad.errors import OperatorError
 from virtualgrad.operators import kernels, rms_op, weights_op
 from virtualgrad.operators.channels import Convolved, Total
@@ -45,17 +45,15 @@ class InCompiledPass:
         numbers = rms.settings(site)
         # SVGD's settings have the factor among them; those of an RMS alone do not.
         mirrored = isinstance(numbers.loss_scale, Tensor)
-        loss_scale = numbers.loss_scale if mirrored else rms.loss_scale
         self.rms = rms
-        self.numbers = RMSSettings(
-            _as_tensor(numbers.scale),
-            _as_tensor(numbers.rho),
-            _as_tensor(numbers.eps),
-            _as_tensor(loss_scale),
-            numbers.together if mirrored else None,
-        )
+        self.numbers = numbers
+        if not mirrored:
+            alone = (numbers.scale, numbers.rho, numbers.eps, rms.loss_scale)
+            self.numbers = RMSSettings(*[_as_tensor(number) for number in alone])
         self.site = site
         self.strides = sigma.reshape(rms.layout_at(site).view).stride()
+        # Found once: a compiler traces it each time.
+        self._room = None if rms.learns_nothing(sigma) else self._begin(sigma.dtype, sigma.device)
 
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return s g / sqrt(r + eps), and write the candidate of the new r."""
@@ -282,18 +280,21 @@ class InCompiledPass:
         return layout.view[0], layout.samples  # rows that were picked are not as many
 
     def _kept(self, dtype: torch.dtype, device: torch.device) -> Compiled:
+        """What is kept for the site."""
+        return self._begin(dtype, device) if self._room is None else self._room
+
+    def _begin(self, dtype: torch.dtype, device: torch.device) -> Compiled:
         """What is kept for the site; there is room for it before anything is traced."""
         rms, key, layout = self.rms, self.site.key, self.rms.layout_at(self.site)
         axes = layout.averaged_axes(rms.share_positions)
         kept = [axis for axis in range(len(layout.view)) if axis not in axes]
-        shape = tuple([fixed(layout.view[axis]) for axis in kept])
-        strides = tuple([fixed(self.strides[axis]) for axis in kept])
-        gradient = tuple([fixed(n) for n in layout.view]) if layout.sample_axis is None else None
+        shape = all_fixed([layout.view[axis] for axis in kept])
+        strides = all_fixed([self.strides[axis] for axis in kept])
+        gradient = all_fixed(layout.view) if layout.sample_axis is None else None
         name = rms.sites.begin_compiled(key, shape, strides, gradient, dtype, device)
         compiled: Compiled = getattr(rms.sites, name)
         if tuple(compiled.r.shape) != shape:
-            kept_shape = tuple([fixed(n) for n in compiled.r.shape])
-            require_same_shape(key, shape, kept_shape, shared=rms.share_positions)
+            require_same_shape(key, shape, all_fixed(compiled.r.shape), shared=rms.share_positions)
         return compiled
 
 

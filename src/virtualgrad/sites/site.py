@@ -95,20 +95,19 @@ def read_layout(
             of m, so such models should share positions). False for lookups, whose leading axis
             may come from constant indices (positions).
     """
-    unsampled = _unsampled(shape, parameter_axes, batch_dim)
     data_axes = [axis for axis in range(len(shape)) if axis not in parameter_axes]
     if batch_dim in data_axes and (batch_size is None or batch_size == shape[batch_dim]):
         return Layout(shape, parameter_axes, batch_dim, shape[batch_dim])
     # Rows lead, except in a batch of products with one weight each: (weights, rows, features).
     axis = 1 if parameter_axes == {0, 2} and len(shape) == 3 else 0
     if not batch_size or not foldable:
-        return unsampled
+        return _unsampled(shape, parameter_axes, batch_dim)
     others = [other for other in data_axes if shape[other] == batch_size]
     if len(others) == 1:  # time-first inside a batch-first model, or the other way round
         return Layout(shape, parameter_axes, others[0], batch_size)
     rows = shape[axis] if axis in data_axes else 0
     if rows == 0 or (rows == 1 and axis == 0 and len(shape) > 2):
-        return unsampled  # (1, T, C): a constant, not samples
+        return _unsampled(shape, parameter_axes, batch_dim)  # (1, T, C): a constant, not samples
     all_rows = Layout(shape, parameter_axes, axis, batch_size)
     if rows % batch_size:  # rows of no known order: each is some sample's
         return all_rows

@@ -263,9 +263,11 @@ def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return function(value)
     if isinstance(value, dict):
         return {name: _mapped(item, function) for name, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_mapped(item, function) for item in value])
-    return value
+    if type(value) not in (list, tuple):
+        return value
+    if not any([isinstance(item, MAY_HOLD_TENSORS) for item in value]):  # a stride, or a padding
+        return value
+    return type(value)([_mapped(item, function) for item in value])
 
 
 def tensors_in(*values: Any) -> list[Tensor]:

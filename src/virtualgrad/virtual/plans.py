@@ -12,7 +12,7 @@ import torch
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import Operator, identity
-from virtualgrad.sites import Site, Where
+from virtualgrad.sites import Site, Where, every_linear_site
 from virtualgrad.virtual.calls import Call
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
@@ -101,6 +101,8 @@ class Plans:
 
     def _is_chosen(self, site: Site, name: str) -> bool:
         """What ``where`` says; asked once, or once per compilation."""
+        if self._where is every_linear_site:
+            return True
         if torch.compiler.is_compiling():
             return bool(self._where(site.only(name)))
         chosen = self.chosen.setdefault(site.key, {})

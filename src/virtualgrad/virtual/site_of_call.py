@@ -19,7 +19,7 @@ from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.tracking import Pass
 
 STATISTICS = ("running_mean", "running_var")
-"""Arguments of a batch norm that are neither parameters nor samples."""
+"""Arguments of a norm that are of data, but neither parameters nor samples."""
 
 
 def uses_in(
@@ -78,8 +78,10 @@ def site_of(
     axes: set[int] = set()
     for use in call.uses:
         axes |= call.rule.axes(len(shape), use.argument, use.strided, call.bound)
-    statistics = [call.bound.get(name) for name in STATISTICS]  # of data, but not of samples
-    tensors = [t for t in call.tensors if not any([t is other for other in statistics])]
+    tensors = call.tensors
+    if STATISTICS[0] in call.bound:
+        mean, variance = [call.bound.get(name) for name in STATISTICS]
+        tensors = [tensor for tensor in tensors if tensor is not mean and tensor is not variance]
     alone = all([tracked.is_parameter(tensor) for tensor in tensors])
     if alone:  # no samples but those along which a parameter was expanded
         axes = _axes_of_all(call, tensors, tracked, len(shape))
