@@ -16,7 +16,26 @@ from torch.fx import Graph, GraphModule
 
 from virtualgrad import SVGD
 from virtualgrad.compiling import settled_while_tracing
+from virtualgrad.sites import Site
 from virtualgrad.virtual import runs
+
+
+def is_weight(site: Site) -> bool:
+    """Weights, those of norms among them."""
+    return site.roles == ("weight",)
+
+
+READINGS: dict[str, dict[str, Any]] = {
+    "algorithm 1": {},
+    "stale": {"stale": True},
+    "shared": {"share_positions": True},
+    "shared, stale": {"share_positions": True, "stale": True},
+    "per batch": {"per_sample": False},
+    "weights only": {"where": is_weight},
+    "weights only, stale": {"where": is_weight, "stale": True},
+    "weights only, shared": {"where": is_weight, "share_positions": True, "stale": True},
+}
+"""What T does -> SVGD's options."""
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, way: Callable[..., Tensor | None]) -> list[bool]:

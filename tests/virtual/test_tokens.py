@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
 
 import ops_in_torch
 import pytest
 import torch
 import torch.nn.functional as F
 from compiled_runs import (
+    READINGS,
     assert_as_in_eager_passes,
     assert_so_with_a_bias_apart,
     under_autocast,
@@ -22,21 +22,6 @@ from virtualgrad.operators import rms_op
 from virtualgrad.virtual.tokens import run_by_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-
-READINGS: dict[str, dict[str, Any]] = {
-    "algorithm 1": {},
-    "stale": {"stale": True},
-    "shared": {"share_positions": True},
-    "shared, stale": {"share_positions": True, "stale": True},
-    "per batch": {"per_sample": False},
-    "weights only": {"where": lambda site: site.roles == ("weight",)},
-    "weights only, shared": {
-        "where": lambda site: site.roles == ("weight",),
-        "share_positions": True,
-        "stale": True,
-    },
-}
-
 
 TOKENS = (5, 3)
 
