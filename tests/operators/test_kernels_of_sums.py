@@ -31,6 +31,10 @@ SQUARES_CASES: list[SquaresCase] = [
     ((2100, 64), 1, torch.float32, 132),  # more parts than are added up by 32 columns at a time
     ((33, 40), 1, torch.float16, 1),
 ]
+LARGE_CASES: list[SquaresCase] = [  # a minute of the interpreter's
+    ((4097, 136), 1, torch.bfloat16, 132),
+    ((16500, 64), 1, torch.float32, 132),
+]
 
 
 def compare_squares(device: str, case: SquaresCase) -> None:
@@ -150,7 +154,7 @@ def test_the_kernels_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @needs_triton
-@pytest.mark.parametrize("case", SQUARES_CASES, ids=str)
+@pytest.mark.parametrize("case", SQUARES_CASES + LARGE_CASES, ids=str)
 def test_the_kernels_on_a_gpu(case: SquaresCase) -> None:
     compare_squares("cuda", case)
 
