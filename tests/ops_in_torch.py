@@ -1,8 +1,8 @@
 """The ops of compiled passes (rms_op and weights_op) by their formulas, for CPUs.
 
 They are kernels of a GPU; tests/operators/test_rms_op.py and test_weights_op.py hold those to plain
-torch. Where there is
-no GPU these stand in for them, so that what surrounds the ops is tested all the same.
+torch. Where there is no GPU these stand in for them, so that what surrounds the ops is tested all
+the same.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ def factor(g: Tensor, kept: Kept) -> Tensor:
     return scale * torch.rsqrt((kept.r if kept.stale else updated) + eps)
 
 
-def transform(g: Tensor, kept: Kept, total: Total | None = None) -> tuple[Tensor, Tensor | None]:
-    """T(g), and the sum of g or T(g) over all axes but the last."""
+def transform(
+    g: Tensor, kept: Kept, total: Total | None = None, *, may_pad: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """T(g), with longer rows where it may, and the sum of g or T(g) over all axes but the last."""
     wide = accumulated(g)
     product = wide * factor(g, kept)
     others = list(range(g.dim() - 1))
     summed = None if total is None else (wide if total == "g" else product).sum(others)
+    if may_pad:  # nobody is to use what is behind
+        product = torch.nn.functional.pad(product, (0, 3), value=torch.nan)
     return product.to(g.dtype), summed
 
 

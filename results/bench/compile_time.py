@@ -3,8 +3,8 @@
     python results/bench/compile_time.py > results/bench/profiles/compile-time-cpu.txt
 
 The paper's networks; tracing alone (``aot_eager``), which is the part that Python's speed decides,
-and with Inductor, its caches empty. One thread, the median of three; with PYTHONPATH at the src of
-another commit, that one is measured.
+the median of three, and with Inductor, its caches empty, once. One thread; with PYTHONPATH at the
+src of another commit, that one is measured.
 """
 
 import gc

@@ -13,9 +13,9 @@ import torch
 from interpreted import needs_triton, run_checks
 from torch import Tensor
 
-from virtualgrad import Site
+from virtualgrad import SVGD, Site
 from virtualgrad.operators import RMS, kernels, rms_fused
-from virtualgrad.operators.channels import Channels, Total
+from virtualgrad.operators.channels import Channels, Total, pitch_of
 from virtualgrad.operators.kernels import Fused, Update, fits, plain, prepare
 from virtualgrad.operators.tiles import Summed, Tile, choose_tile, sums_of
 from virtualgrad.sites import read_layout
@@ -96,7 +96,7 @@ def compare_with_oracle(
         torch.use_deterministic_algorithms(False)
     wide = None if earlier is None else earlier.double()
     expected = plain(g.double(), given.double(), wide, update, 0, channels)
-    out, norm, _ = found
+    out, norm = found[:2]
     assert (out.dtype, norm.dtype) == (g.dtype, torch.float32)
     assert out.stride() == (g * 1).stride()
     assert norm.stride() == given.stride()
@@ -128,6 +128,86 @@ def check_by_the_oracle(case, variant):
 @pytest.mark.parametrize("variant", VARIANTS[::2], ids=str)
 def check_totals_by_the_oracle(case, variant, total):
     compare_with_oracle("cpu", case, variant, total)
+
+
+PADDED: list[Case] = [
+    ((6, 5, 9), CONTIGUOUS, Tile(8, 32, 1, True)),
+    ((6, 5, 9), APART, Tile(4, 16, 1, False)),
+    ((6, 2, 3, 11), CONTIGUOUS, Tile(4, 16, 1, False)),
+]
+
+
+def compare_with_rows_as_they_are(device: str, case: Case, update: Update, dtype: torch.dtype):
+    """Rows of another length: the same numbers, and nothing is written behind them."""
+    shape, layout, tile = case
+    g = gradient(shape, layout, dtype, device)
+    r = torch.rand_like(g[0], dtype=torch.float32)
+    if tile is None:
+        prepared = prepare(g, r, (0,), known=update.is_known)
+        assert prepared is not None
+        tile = prepared.tile
+    channels, pitch = shape[-1], shape[-1] + 5
+    summed = Summed(channels, True, of_product=True)
+    expected = Fused(g, 0, tile, summed)(g, r, None, update)
+    torch.use_deterministic_algorithms(True)  # new memory holds NaN
+    try:
+        found = Fused(g, 0, tile, summed, pitch)(g, r, None, update)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found.padded is not None
+    assert found.padded.shape == (*shape[:-1], pitch)
+    assert found.product.data_ptr() == found.padded.data_ptr()
+    assert found.padded[..., channels:].isnan().all()
+    for one, other in zip(found[:3], expected[:3], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("update", [KNOWN, UPDATE], ids=str)
+@pytest.mark.parametrize("case", PADDED, ids=str)
+def check_rows_of_another_length(case, update):
+    compare_with_rows_as_they_are("cpu", case, update, torch.float32)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("switches", [{}, {"stale": True}, {"per_sample": False, "stale": True}])
+def check_a_layer_with_longer_rows(switches, bias, monkeypatch):
+    monkeypatch.setattr("virtualgrad.operators.channels.MANY", 1)
+
+    def gradients(pitches):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(3, 9, bias=bias)  # 36 bytes
+        optimizer = SVGD(layer, 0.1, scale=0.5, eps=1e-3, **switches)
+        made = []
+        with monkeypatch.context() as patch:
+            find = kernels._pitch if pitches else lambda *_: None
+            patch.setattr(kernels, "_pitch", lambda *given: made.append(find(*given)) or made[-1])
+            for _ in range(2):
+                layer(torch.randn(4, 5, 3)).square().mean().backward()
+                optimizer.step()
+        assert made == [12 if pitches else None]
+        return [p.grad for p in layer.parameters()]
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        assert one.is_contiguous()
+        torch.testing.assert_close(one, other)
+
+
+def test_how_long_rows_are_to_be() -> None:
+    assert [pitch_of(50257, size) for size in (2, 4)] == [50264, 50260]
+    assert pitch_of(50257, 8) == 50258
+    assert pitch_of(768, 2) == 768
+    assert pitch_of(1001, 4) == 1004
+    assert pitch_of(10, 2) == 10  # nothing to gain
+
+
+def test_only_rows_that_a_layer_can_use_are_longer() -> None:
+    g, wants = torch.empty(4, 3, 1001), Channels(2, may_pad=True)
+    assert kernels._pitch(g, 0, wants) == 1004
+    assert kernels._pitch(g, 0, None) is None
+    assert kernels._pitch(g, 0, Channels(2)) is None
+    assert kernels._pitch(g, 0, Channels(1, may_pad=True)) is None
+    assert kernels._pitch(g[..., :1000], 0, wants) is None
+    assert kernels._pitch(strided((4, 3, 1001), 0, 2, 1), 0, wants) is None
 
 
 def check_a_norm_in_another_order_is_taken_in():
@@ -191,7 +271,7 @@ def test_the_oracle_is_what_rms_does(stale: bool) -> None:
     for passes in (1, 2):
         g = torch.randn(4, 3)
         update = Update(1, 0, 0.5, 1e-3) if stale else Update(0.8, 0.2 / (4 * passes), 0.5, 1e-3)
-        expected, earlier, _ = plain(g, r, earlier, update, axis=0)
+        expected, earlier = plain(g, r, earlier, update, axis=0)[:2]
         torch.testing.assert_close(operator(g, site), expected)
     operator.commit()
     assert earlier is not None
@@ -224,6 +304,16 @@ LARGE: list[Case] = [((8, 1024, 3072), CONTIGUOUS, None), ((128, 64, 56, 56), CH
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_totals_on_a_gpu(case: Case, variant: Variant, total: Total) -> None:
     compare_with_oracle("cuda", case, variant, total)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("update", [KNOWN, UPDATE], ids=str)
+@pytest.mark.parametrize("case", [*PADDED, ((8, 300, 1001), CONTIGUOUS, None)], ids=str)
+def test_rows_of_another_length_on_a_gpu(case: Case, update: Update, dtype: torch.dtype) -> None:
+    compare_with_rows_as_they_are("cuda", case, update, dtype)
 
 
 # ---------------------------------------------------------------- where it steps aside

@@ -149,6 +149,38 @@ def check_rows_that_are_walked_over(way, monkeypatch):
     compare("cpu", (19, 3, 10), way, torch.float32)
 
 
+def compare_rows_of_another_length(
+    device: str, shape: tuple[int, ...], way: Way, dtype: torch.dtype
+):
+    """The same numbers as in rows like those of g, and of the candidate."""
+    from virtualgrad.operators import candidate_kernel
+
+    torch.manual_seed(0)
+    g = torch.randn(shape, device=device).to(dtype)
+    found = []
+    for pitch in (None, shape[-1] + 3):
+        kept = site(g, 1)
+        out, sums, launch = rms_op.launch_of_transform(g, for_op(kept, g, way), "T(g)", pitch)
+        launched(candidate_kernel.transform_and_write, g, launch)
+        assert out.shape == (*shape[:-1], pitch or shape[-1])
+        found.append((out[..., : shape[-1]], sums, kept.candidate))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("whole", [False, True])
+def check_rows_of_another_length(way, whole, monkeypatch):
+    tile = tiles.Tile(8, 16, 1, True) if whole else tiles.Tile(4, 16, 1, False)
+    monkeypatch.setattr(tiles, "choose_tile", lambda *_, **__: tile)
+    compare_rows_of_another_length("cpu", (7, 3, 10), way, torch.float32)
+
+
+def check_rows_that_do_not_lie_behind_each_other_stay_as_they_are():
+    g = torch.randn(5, 16, 6, 4).contiguous(memory_format=torch.channels_last)
+    out, _, _ = rms_op.launch_of_transform(g, for_op(site(g, 1), g, WAYS[0]), "", 8)
+    assert out.shape == g.shape
+
+
 def check_a_gradient_that_lies_otherwise_is_laid_out_as_r():
     g = torch.randn(5, 16, 6, 4)
     kept = site(g.contiguous(memory_format=torch.channels_last), 1)
@@ -247,7 +279,7 @@ def trained(kind: str, compiled: bool, dynamic: bool, **reading: bool) -> list[T
     """Gradients and r of three steps, the second of two micro-batches."""
     torch.manual_seed(0)
     if kind == "tokens":
-        layers = (nn.Linear(24, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 40))
+        layers = (nn.Linear(24, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 513))
         inputs = (7, 24)
     else:
         first = (nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())

@@ -98,9 +98,9 @@ def by_ops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def note(name: str) -> None:
         called.append(name)
 
-    def transform(*args: Any) -> Tensor:
+    def transform(*args: Any, **kwargs: Any) -> Any:
         note("transform")
-        return ops_in_torch.transform(*args)
+        return ops_in_torch.transform(*args, **kwargs)
 
     def norm_sums(*args: Any) -> Tensor:
         note("norm_sums")

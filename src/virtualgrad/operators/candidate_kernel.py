@@ -70,6 +70,8 @@ def _transform_and_write_block(  # noqa: PLR0917 - as above
     OF_PRODUCT: tl.constexpr,
     KNOWN: tl.constexpr,
     UNIT_IS_SAMPLE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -81,7 +83,9 @@ def _transform_and_write_block(  # noqa: PLR0917 - as above
     e_before, m_before = tl.load(counts), tl.load(counts + 1)
     is_new = tl.load(graph + 2) > tl.load(counts + 2)
     f = scale * tl.rsqrt(r + eps)
-    x, q, plain = read_rows(g, out, f, columns, m, n, n, SUMS, KNOWN, WHOLE, ROWS, COLUMNS)
+    x, q, plain = read_rows(
+        g, out, f, columns, m, n, n, SUMS, KNOWN, CHANNELS, PITCH, WHOLE, ROWS, COLUMNS
+    )
     updated = write_candidate(
         q,
         r,
@@ -99,7 +103,7 @@ def _transform_and_write_block(  # noqa: PLR0917 - as above
     )
     if not KNOWN:
         f = scale * tl.rsqrt(updated + eps)
-    write_rows(x, g, out, f, columns, m, n, n, KNOWN, WHOLE, ROWS)
+    write_rows(x, g, out, f, columns, m, n, n, KNOWN, CHANNELS, PITCH, WHOLE, ROWS)
     return tl.where(inside, f, 0.0) * plain if OF_PRODUCT else plain
 
 
@@ -122,6 +126,8 @@ def transform_and_write(  # noqa: PLR0917 - as above
     KNOWN: tl.constexpr,
     UNIT_IS_SAMPLE: tl.constexpr,
     OF_PRODUCT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -146,6 +152,8 @@ def transform_and_write(  # noqa: PLR0917 - as above
             OF_PRODUCT,
             KNOWN,
             UNIT_IS_SAMPLE,
+            CHANNELS,
+            PITCH,
             WHOLE,
             ROWS,
             COLUMNS,
@@ -170,6 +178,8 @@ def transform_and_write(  # noqa: PLR0917 - as above
                 OF_PRODUCT,
                 KNOWN,
                 UNIT_IS_SAMPLE,
+                CHANNELS,
+                PITCH,
                 WHOLE,
                 ROWS,
                 COLUMNS,

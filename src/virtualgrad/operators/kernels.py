@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.channels import Channels
+from virtualgrad.operators.channels import Channels, pitch_of
 from virtualgrad.operators.columns import Addition
 from virtualgrad.operators.launches import Launch
 from virtualgrad.operators.tiles import Summed, Tile, choose_tile, share_columns, sums_of
@@ -58,11 +58,15 @@ class Update(NamedTuple):
 
 
 class Made(NamedTuple):
-    """T(g), the new norm of each column, and for each channel the sum that was asked for."""
+    """T(g), the new norm of each column, and for each channel the sum that was asked for.
+
+    ``padded`` is T(g) with longer rows, where it was made so (:mod:`.channels`).
+    """
 
     product: Tensor
     norm: Tensor
     total: Tensor | None
+    padded: Tensor | None = None
 
 
 class Fused:
@@ -71,11 +75,20 @@ class Fused:
     Attributes:
         tile: what one program holds.
         summed: what is summed on the way, if anything.
+        pitch: how long rows of channels, the last axis of g, are to be in T(g); None: as in g.
     """
 
-    def __init__(self, g: Tensor, axis: int, tile: Tile, summed: Summed | None = None) -> None:
+    def __init__(
+        self,
+        g: Tensor,
+        axis: int,
+        tile: Tile,
+        summed: Summed | None = None,
+        pitch: int | None = None,
+    ) -> None:
         self.tile = tile
         self.summed = summed
+        self.pitch = pitch
         m = g.shape[axis]
         n = g.numel() // m
         programs, width, blocks = share_columns(
@@ -83,7 +96,8 @@ class Fused:
         )
         self._sizes = (m, n, g.stride(axis), width, blocks)
         of_product = summed is not None and summed.of_product
-        self._meta = (of_product, tile.whole, tile.rows, tile.columns)
+        row = (1, 1) if pitch is None else (g.shape[-1], pitch)
+        self._meta = (of_product, *row, tile.whole, tile.rows, tile.columns)
         self._launch = Launch(_transform(), (programs, 1, 1), g, tile.warps)
         if summed is not None:
             self._added_up = Addition(g, (1, width), summed.channels, last=summed.last)
@@ -97,7 +111,9 @@ class Fused:
             earlier: the norm of the passes since the last commit, None if this is the first.
             update: the numbers of the factor.
         """
-        out, norm = torch.empty_like(g), torch.empty_like(r)
+        padded = None if self.pitch is None else g.new_empty(*g.shape[:-1], self.pitch)
+        out = torch.empty_like(g) if padded is None else padded[..., : g.shape[-1]]
+        norm = torch.empty_like(r)
         earlier = in_order_of(norm, earlier)
         # An int would be another signature, and compiled anew for some values.
         numbers = tuple(map(float, update))
@@ -107,7 +123,8 @@ class Fused:
         tensors = (g, out, norm, earlier, r, sums)
         others = (*self._sizes, *numbers, known, *self._meta)
         self._launch(tensors, others, (known, earlier if earlier is None else earlier.dtype))
-        return Made(out, norm, None if sums is None else self._added_up(sums)[0])
+        total = None if sums is None else self._added_up(sums)[0]
+        return Made(out, norm, total, padded)
 
 
 def in_order_of(norm: Tensor, earlier: Tensor | None) -> Tensor | None:
@@ -171,7 +188,16 @@ def prepare(
         # Written and read, they should be less than half of what torch would read: g.
         if 4 * width * 4 > m * n * g.element_size():
             summed, tile = None, choose_tile(*kind, known=known)
-    return Fused(g, averaged[0], tile, summed)
+    return Fused(g, averaged[0], tile, summed, _pitch(g, averaged[0], channels))
+
+
+def _pitch(g: Tensor, axis: int, channels: Channels | None) -> int | None:
+    """How long rows of channels are to be in T(g), where they had better not be as in g."""
+    if channels is None or not channels.may_pad or channels.axis != g.dim() - 1:
+        return None
+    pitch = pitch_of(g.shape[-1], g.element_size())
+    in_order = axis == 0 and g[0].is_contiguous()
+    return pitch if pitch > g.shape[-1] and in_order else None
 
 
 def fits(g: Tensor, r: Tensor, axis: int) -> bool:

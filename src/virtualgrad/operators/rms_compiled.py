@@ -52,8 +52,9 @@ class InCompiledPass:
             self.numbers = RMSSettings(*[_as_tensor(number) for number in alone])
         self.site = site
         self.strides = sigma.reshape(rms.layout_at(site).view).stride()
+        self._kind = (sigma.dtype, sigma.device)  # and g's
         # Found once: a compiler traces it each time.
-        self._room = None if rms.learns_nothing(sigma) else self._begin(sigma.dtype, sigma.device)
+        self._room = None if rms.learns_nothing(sigma) else self._begin()
 
     def __call__(self, g: Tensor, site: Site, /) -> Tensor:
         """Return s g / sqrt(r + eps), and write the candidate of the new r."""
@@ -61,7 +62,7 @@ class InCompiledPass:
         if rms.learns_nothing(g):
             return g
         if not rms.share_positions and self._transforms_by_op(g):
-            return self._by_op(g, None)[0]
+            return self._by_op(g, None, may_pad=False)[0]
         return (g.reshape(layout.view) * self._take_in(g)).to(g.dtype).reshape(g.shape)
 
     def for_tokens(
@@ -69,7 +70,8 @@ class InCompiledPass:
     ) -> tuple[Tensor, Tensor | None]:
         """Return T(g) of tokens, or g if it is ``only_seen``, and prepare the new r.
 
-        And the sum of g, or of T(g), over all axes but the last, if an op makes it on the way.
+        And the sum of g, or of T(g), over all axes but the last, if an op makes it on the way. Rows
+        of T(g) may be longer than those of g (:func:`.channels.pitch_of`).
         Asked where it :meth:`sees_tokens`.
 
         Args:
@@ -82,7 +84,7 @@ class InCompiledPass:
         if not only_seen:
             if self.rms.share_positions:
                 return self(g, self.site), None
-            return self._by_op(g, total)
+            return self._by_op(g, total, may_pad=True)
         if not self._sums_in_parts(g):
             self.note(g)
             return g, None
@@ -109,7 +111,7 @@ class InCompiledPass:
         if not rms.stale:
             r = self.note(g)
         elif not only_seen:
-            r = self._kept(g.dtype, g.device).r
+            r = self._kept.r
         numbers = None if r is None else self.numbers.together
         weight, squares = weights_op.weight_gradient(
             g, convolved, r, numbers, with_squares=rms.stale
@@ -124,8 +126,10 @@ class InCompiledPass:
         factor = factor_by(r, self.numbers).unsqueeze(0)
         return weight, (accumulated(g).sum(0, keepdim=True) * factor).sum(others)
 
-    def _by_op(self, g: Tensor, total: Total | None) -> tuple[Tensor, Tensor | None]:
-        product, summed = rms_op.transform(g, self._for_op(g), total)
+    def _by_op(
+        self, g: Tensor, total: Total | None, *, may_pad: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        product, summed = rms_op.transform(g, self._for_op(g), total, may_pad=may_pad)
         self._count_for_op(g)
         return product, summed
 
@@ -152,12 +156,12 @@ class InCompiledPass:
     def _take_in(self, g: Tensor) -> Tensor:
         """Write the candidate of the new r; f of T(g) = f g, with the axes of g."""
         updated, rms = self.note(g), self.rms
-        factor = self.factor(g.dtype, g.device) if rms.stale else factor_by(updated, self.numbers)
+        factor = self.factor() if rms.stale else factor_by(updated, self.numbers)
         return factor.reshape(rms.layout_at(self.site).broadcast_shape(rms.share_positions))
 
-    def factor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """S / sqrt(r + eps), r of before, for a g of this dtype."""
-        return factor_by(self._kept(dtype, device).r, self.numbers)
+    def factor(self) -> Tensor:
+        """S / sqrt(r + eps), r of before."""
+        return factor_by(self._kept.r, self.numbers)
 
     def note(self, g: Tensor) -> Tensor:
         """Write the candidate of the new r; the new r, as T goes by it."""
@@ -168,7 +172,7 @@ class InCompiledPass:
         by: SumOrder = "at once"
         if self.site.op in CONVOLUTION_OPS and layout.sample_axis == 0 and len(axes) > 1:
             by = "columns"  # g comes from a norm or a ReLU, made by the compiler
-        return self._kept(g.dtype, g.device).add(
+        return self._kept.add(
             g.reshape(layout.view),
             axes,
             counts=None if layout.sample_axis is None else self._counts_of_all,
@@ -190,7 +194,7 @@ class InCompiledPass:
 
     def _add_squares(self, squares: Tensor, g: Tensor) -> Tensor:
         """As :meth:`note`, by the sum of g^2."""
-        return self._kept(g.dtype, g.device).add_samples(
+        return self._kept.add_samples(
             squares / self.numbers.loss_scale**2,
             *self._counts_of_all,
             rho=self.numbers.rho,
@@ -255,14 +259,15 @@ class InCompiledPass:
             return False  # (the numbers of an RMS alone are not on the device)
         if sigma.dtype not in kernels.DTYPES or not rms_op.is_usable(sigma.device):
             return False
-        self._kept(sigma.dtype, sigma.device)
+        if self._room is None:
+            self._begin()  # of no numbers; there must be an r to be asked
         return self.rms.sites.suits_kernels(site.key)
 
     def _for_op(self, g: Tensor) -> Kept:
         """What an op needs to know; :meth:`_count_for_op` is to follow it."""
         rms, together = self.rms, self.numbers.together
         assert together is not None
-        return self._kept(g.dtype, g.device).for_op(
+        return self._kept.for_op(
             together,
             self._graph,
             counts=self._counts,
@@ -271,7 +276,7 @@ class InCompiledPass:
         )
 
     def _count_for_op(self, g: Tensor) -> None:
-        self._kept(g.dtype, g.device).count(*self._counts, self._graph)
+        self._kept.count(*self._counts, self._graph)
 
     @property
     def _counts(self) -> tuple[int, int]:
@@ -279,11 +284,12 @@ class InCompiledPass:
         layout = self.rms.layout_at(self.site)
         return layout.view[0], layout.samples  # rows that were picked are not as many
 
-    def _kept(self, dtype: torch.dtype, device: torch.device) -> Compiled:
+    @property
+    def _kept(self) -> Compiled:
         """What is kept for the site."""
-        return self._begin(dtype, device) if self._room is None else self._room
+        return self._begin() if self._room is None else self._room
 
-    def _begin(self, dtype: torch.dtype, device: torch.device) -> Compiled:
+    def _begin(self) -> Compiled:
         """What is kept for the site; there is room for it before anything is traced."""
         rms, key, layout = self.rms, self.site.key, self.rms.layout_at(self.site)
         axes = layout.averaged_axes(rms.share_positions)
@@ -291,7 +297,7 @@ class InCompiledPass:
         shape = all_fixed([layout.view[axis] for axis in kept])
         strides = all_fixed([self.strides[axis] for axis in kept])
         gradient = all_fixed(layout.view) if layout.sample_axis is None else None
-        name = rms.sites.begin_compiled(key, shape, strides, gradient, dtype, device)
+        name = rms.sites.begin_compiled(key, shape, strides, gradient, *self._kind)
         compiled: Compiled = getattr(rms.sites, name)
         if tuple(compiled.r.shape) != shape:
             require_same_shape(key, shape, all_fixed(compiled.r.shape), shared=rms.share_positions)

@@ -30,7 +30,7 @@ def transform_fused(
     channels: Channels | None,
 ) -> Incoming | None:
     """Return T(g), with the total that a layer wants if it comes with it, and take g in."""
-    known = (g.shape, g.stride(), g.dtype, None if channels is None else channels[:3])
+    known = (g.shape, g.stride(), g.dtype, None if channels is None else channels[:4])
     fused = running.kernel(
         "T",
         known,
@@ -39,8 +39,9 @@ def transform_fused(
     if fused is None:
         return None
     update = _count(running, numbers, moment)
-    product, running.norm, total = fused(g, running.r, running.norm, update)
-    return Incoming(product, None, total)
+    made = fused(g, running.r, running.norm, update)
+    running.norm = made.norm
+    return Incoming(made.product, None, made.total, None, made.padded)
 
 
 def weight_gradient_fused(

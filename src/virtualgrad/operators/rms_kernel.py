@@ -13,6 +13,9 @@ its rows on the chip (WHOLE), so that g comes from memory once though f may be k
 last row; or it walks over them ROWS at a time. Then it writes on the way if f is KNOWN, and if not
 walks back to write: the rows it read last are the likeliest to be still in the cache.
 
+Rows of CHANNELS numbers may lie PITCH apart in ``out``: a product reads them faster then. Without
+that both are 1.
+
 For sums it takes one block of columns after the other, ``width`` apart, which is a multiple of the
 channels where there are several: a column of the program is one channel, and is summed on the chip.
 
@@ -27,6 +30,17 @@ import triton.language as tl
 
 
 @triton.jit
+def places_in_out(
+    columns, n, CHANNELS: tl.constexpr, PITCH: tl.constexpr
+):  # pragma: no cover - runs on a GPU, or in the interpreter's own process
+    """Where some columns lie in a sample of out, and how far samples are apart there."""
+    if CHANNELS == PITCH:
+        return columns, n
+    else:
+        return columns // CHANNELS * PITCH + columns % CHANNELS, n // CHANNELS * PITCH
+
+
+@triton.jit
 def read_rows(  # noqa: PLR0917 - Triton has no keywords here
     g,
     out,
@@ -37,16 +51,19 @@ def read_rows(  # noqa: PLR0917 - Triton has no keywords here
     stride,
     SUMS: tl.constexpr,
     KNOWN: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-):  # pragma: no cover - runs on a GPU, or in the interpreter's own process
+):  # pragma: no cover - as above
     """The rows, if they stay on the chip; the sums of their squares and, if SUMS, of themselves.
 
     If they do not stay, f of them is written, where it is KNOWN.
     """
     inside = columns < n
     rows = tl.arange(0, ROWS)
+    into, apart = places_in_out(columns, n, CHANNELS, PITCH)
     if WHOLE:
         mask = (rows < m)[:, None] & inside[None, :]
         # 64-bit rows: m n may pass 2^31. Kept in g's dtype: half the registers of float32.
@@ -57,7 +74,7 @@ def read_rows(  # noqa: PLR0917 - Triton has no keywords here
         x = 0
         squares = tl.zeros([ROWS, COLUMNS], tl.float32)
         plain = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, m, ROWS):
+        for start in tl.range(0, m, ROWS, num_stages=3):  # tiles that are on their way at once
             here = start + rows
             mask = (here < m)[:, None] & inside[None, :]
             at = here.to(tl.int64)
@@ -68,7 +85,7 @@ def read_rows(  # noqa: PLR0917 - Triton has no keywords here
                 plain += wide
             if KNOWN:
                 y = (wide * f[None, :]).to(out.dtype.element_ty)
-                tl.store((out + at * n)[:, None] + columns[None, :], y, mask)
+                tl.store((out + at * apart)[:, None] + into[None, :], y, mask)
     return x, tl.sum(squares, axis=0), tl.sum(plain, axis=0)  # what is not used is not made
 
 
@@ -83,16 +100,19 @@ def write_rows(  # noqa: PLR0917 - as above
     n,
     stride,
     KNOWN: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # pragma: no cover - as above
     """Write f times the rows, unless that was done on the way."""
     inside = columns < n
     rows = tl.arange(0, ROWS)
+    into, apart = places_in_out(columns, n, CHANNELS, PITCH)
     if WHOLE:
         mask = (rows < m)[:, None] & inside[None, :]
         y = (x.to(tl.float32) * f[None, :]).to(out.dtype.element_ty)
-        tl.store((out + rows.to(tl.int64) * n)[:, None] + columns[None, :], y, mask)
+        tl.store((out + rows.to(tl.int64) * apart)[:, None] + into[None, :], y, mask)
     elif not KNOWN:
         last = (m - 1) // ROWS * ROWS
         for back in range(0, m, ROWS):
@@ -101,7 +121,7 @@ def write_rows(  # noqa: PLR0917 - as above
             at = here.to(tl.int64)
             y = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0)
             y = (y.to(tl.float32) * f[None, :]).to(out.dtype.element_ty)
-            tl.store((out + at * n)[:, None] + columns[None, :], y, mask)
+            tl.store((out + at * apart)[:, None] + into[None, :], y, mask)
 
 
 @triton.jit
@@ -122,6 +142,8 @@ def _transform_block(  # noqa: PLR0917 - as above
     SUMS: tl.constexpr,
     OF_PRODUCT: tl.constexpr,
     KNOWN: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -130,14 +152,16 @@ def _transform_block(  # noqa: PLR0917 - as above
     inside = columns < n
     r = tl.load(given + columns, mask=inside, other=0.0)  # asked for early, it is there in time
     f = scale * tl.rsqrt(r + eps)
-    x, q, plain = read_rows(g, out, f, columns, m, n, stride, SUMS, KNOWN, WHOLE, ROWS, COLUMNS)
+    x, q, plain = read_rows(
+        g, out, f, columns, m, n, stride, SUMS, KNOWN, CHANNELS, PITCH, WHOLE, ROWS, COLUMNS
+    )
     if earlier is not None:
         before = tl.load(earlier + columns, mask=inside, other=0.0)
         q += before * before
     tl.store(norm + columns, tl.sqrt_rn(q), mask=inside)
     if not KNOWN:
         f = scale * tl.rsqrt(rho * r + weight * q + eps)
-    write_rows(x, g, out, f, columns, m, n, stride, KNOWN, WHOLE, ROWS)
+    write_rows(x, g, out, f, columns, m, n, stride, KNOWN, CHANNELS, PITCH, WHOLE, ROWS)
     return tl.where(inside, f, 0.0) * plain if OF_PRODUCT else plain
 
 
@@ -153,7 +177,7 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
     sums,  # or None
     m,
     n,
-    stride,  # from sample to sample in g; in out it is n
+    stride,  # from sample to sample in g
     width,
     blocks,
     rho,
@@ -162,6 +186,8 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
     eps,
     KNOWN: tl.constexpr,
     OF_PRODUCT: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -186,6 +212,8 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
             False,
             OF_PRODUCT,
             KNOWN,
+            CHANNELS,
+            PITCH,
             WHOLE,
             ROWS,
             COLUMNS,
@@ -210,6 +238,8 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
                 True,
                 OF_PRODUCT,
                 KNOWN,
+                CHANNELS,
+                PITCH,
                 WHOLE,
                 ROWS,
                 COLUMNS,

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import kernels, kernels_of_norms, tiles
-from virtualgrad.operators.channels import Total
+from virtualgrad.operators.channels import Total, pitch_of
 from virtualgrad.operators.columns import (
     add_positions_by_torch,
     launch_of_addition,
@@ -80,12 +80,16 @@ class Kept(NamedTuple):
     unit_is_sample: bool
 
 
-def transform(g: Tensor, kept: Kept, total: Total | None = None) -> tuple[Tensor, Tensor | None]:
+def transform(
+    g: Tensor, kept: Kept, total: Total | None = None, *, may_pad: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Return T(g), and write the candidate; g has samples along its first axis.
 
-    And the sum of g, or of T(g), over all axes but the last, as ``total`` says.
+    And the sum of g, or of T(g), over all axes but the last, as ``total`` says. If it ``may_pad``,
+    there may be more numbers behind each row of T(g), that mean nothing (:mod:`.channels`).
     """
-    product, summed = torch.ops.virtualgrad.rms_transform(g, *kept, total or "")
+    pitch = pitch_of(g.shape[-1], g.element_size()) if may_pad else g.shape[-1]
+    product, summed = torch.ops.virtualgrad.rms_transform(g, *kept, total or "", pitch)
     return product, None if total is None else summed
 
 
@@ -108,15 +112,18 @@ def squares(g: Tensor, *, is_summed: bool = False) -> Tensor:
 
 
 def launch_of_transform(
-    g: Tensor, kept: Kept, total: str = ""
+    g: Tensor, kept: Kept, total: str = "", pitch: int | None = None
 ) -> tuple[Tensor, Tensor | None, OpLaunch]:
     """T(g) and sums of columns, as yet empty, and the launch that makes them.
 
-    Sums where a ``total`` is wanted, and channels lie innermost.
+    Sums where a ``total`` is wanted, and channels lie innermost; T(g) with rows of another length
+    if a ``pitch`` is given, and rows lie one behind the other.
     """
     r, m, n = kept.r, g.shape[0], kept.r.numel()
     g = _laid_out_as(r, g)
-    out = torch.empty_like(g)
+    row, out = (1, 1), torch.empty_like(g)
+    if pitch is not None and pitch != g.shape[-1] and r.is_contiguous():
+        row, out = (g.shape[-1], pitch), g.new_empty(*g.shape[:-1], pitch)
     most = m if type(m) is int else 2**20  # of any size (a compiler's symbol): it is walked over
     processors = kernels.processors_of(g.device)
     channels, of_product = r.shape[-1], total == "T(g)"
@@ -130,8 +137,9 @@ def launch_of_transform(
         sums = torch.empty(1, width, dtype=torch.float32, device=g.device)
     tensors = (g, out, sums, *kept[:5])
     sizes = (m, n, width, blocks, kept.elements, kept.samples)
-    modes = (kept.stale, kept.unit_is_sample, of_product, tile.whole, tile.rows, tile.columns)
-    return out, sums, OpLaunch((programs,), (*tensors, *sizes, *modes), tile.warps)
+    modes = (kept.stale, kept.unit_is_sample, of_product, *row)
+    shape = (tile.whole, tile.rows, tile.columns)
+    return out, sums, OpLaunch((programs,), (*tensors, *sizes, *modes, *shape), tile.warps)
 
 
 def launch_of_norm_sums(
@@ -212,14 +220,15 @@ def _ops() -> tuple[Any, ...]:
         stale: bool,
         unit_is_sample: bool,
         total: str,
+        pitch: int,
     ) -> tuple[Tensor, Tensor]:
         kept = Kept(r, candidate, counts, graph, numbers, elements, samples, stale, unit_is_sample)
-        out, sums, (grid, arguments, warps) = launch_of_transform(g, kept, total)
+        out, sums, (grid, arguments, warps) = launch_of_transform(g, kept, total, pitch)
         wrap_triton(candidate_kernel.transform_and_write)[grid](*arguments, num_warps=warps)
         if sums is not None:
             return out, add_up(sums, r.shape[-1])[0]
         if total:
-            of = out if total == "T(g)" else g
+            of = out[..., : g.shape[-1]] if total == "T(g)" else g
             return out, of.sum(list(range(g.dim() - 1)), dtype=torch.float32)
         return out, torch.empty(0, device=g.device)
 

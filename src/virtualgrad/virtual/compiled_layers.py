@@ -76,7 +76,7 @@ def operands(call: Call, how: How, sigma: Tensor) -> tuple[Tensor, Tensor, Tenso
     """
     x, weight, bias = call.bound["input"], call.bound["weight"], call.bound.get("bias")
     if how.only_seen:
-        factor = how.passed.factor(sigma.dtype, sigma.device)
+        factor = how.passed.factor()
         weight = Rows.apply(factor, weight)
         bias = Rows.apply(factor, bias) if how.total == "T(g)" else bias
     bias = None if bias is None else bias.to(sigma.dtype)

@@ -141,7 +141,7 @@ class Convolution(torch.autograd.Function):
         if shape.window is not None and kernels.may_launch(g.device):
             convolved = Convolved(x, weight.shape[2:], shape.window)
         total = total_for_bias(ctx.transforms, needed)
-        channels = Channels(1, in_rows, total, convolved)
+        channels = Channels(1, in_rows, total, convolved=convolved)
         for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, channels)
         factors = x, as_dtype(weight, g.dtype), None if bias is None else bias[0]
         grad_x = grad_weight = grad_bias = None

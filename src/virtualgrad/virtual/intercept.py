@@ -97,7 +97,6 @@ class Intercept(Unwatched):
     ) -> None:
         super().__init__(TrackedParameters(), Passes(operator), batch_dim)
         self._plans = Plans(self.tracked, self.passes, operator, where, group_of)
-        self._chooses = where is not every_linear_site
         self.parameters_at = self._plans.parameters_at
         self.track(parameters)
 
@@ -287,7 +286,7 @@ class Intercept(Unwatched):
         their own, and they must run as they did, be they the first of their number or not.
         """
         chosen = self._plans.chosen.get(call.key, {})
-        if self._chooses and any([use.parameter not in chosen for use in call.uses]):
+        if self._plans.chooses and any([use.parameter not in chosen for use in call.uses]):
             self._plans.of(call, shape_of(call), self.batch_dim)
             chosen = self._plans.chosen[call.key]
         return chosen

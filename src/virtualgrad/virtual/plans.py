@@ -35,6 +35,7 @@ class Plans:
         group_of: name of a parameter -> its group.
 
     Attributes:
+        chooses: whether ``where`` is to be asked at all; the default takes every linear site.
         chosen: site -> parameter -> what ``where`` said.
         parameters_at: site -> the parameters that its T serves.
     """
@@ -48,6 +49,7 @@ class Plans:
         group_of: Callable[[str], Hashable],
     ) -> None:
         self.operator = operator
+        self.chooses = where is not every_linear_site
         self.chosen: dict[str, dict[str, bool]] = {}
         self.parameters_at: dict[str, tuple[str, ...]] = {}
         self._tracked = tracked
@@ -101,7 +103,7 @@ class Plans:
 
     def _is_chosen(self, site: Site, name: str) -> bool:
         """What ``where`` says; asked once, or once per compilation."""
-        if self._where is every_linear_site:
+        if not self.chooses:
             return True
         if torch.compiler.is_compiling():
             return bool(self._where(site.only(name)))

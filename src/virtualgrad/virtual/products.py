@@ -51,12 +51,17 @@ class Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needed = [*ctx.needs_input_grad[1:3], ctx.dtypes[2] is not None and ctx.needs_input_grad[3]]
         in_rows = ctx.size < g.numel() and "input" not in ctx.transforms  # x has no such rows
-        channels = Channels(g.dim() - 1, in_rows, total_for_bias(ctx.transforms, needed))
+        wanted = total_for_bias(ctx.transforms, needed)
+        channels = Channels(g.dim() - 1, in_rows, wanted, may_pad=True)
         for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, channels)
         # Autocast runs the product in g's dtype; every factor follows it, and comes back.
         grad_x = grad_weight = grad_bias = None
         if for_weight is not None:
-            grad_weight = rows(for_weight.g).t() @ as_dtype(rows(x), g.dtype)
+            wide = for_weight.g if for_weight.padded is None else for_weight.padded
+            grad_weight = rows(wide).t() @ as_dtype(rows(x), g.dtype)
+            del wide
+            if for_weight.padded is not None:
+                grad_weight = grad_weight[: g.shape[-1]]
             grad_weight = for_weight.scaled(as_dtype(grad_weight, ctx.dtypes[1]))
         if for_bias is not None:
             total = rows(for_bias.g).sum(0) if for_bias.total is None else for_bias.total

@@ -85,7 +85,7 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
         if not isinstance(operator, RMS) or not has_rows(operator, part, axis):
             return None
         passed = InCompiledPass(operator, part, sigma)
-        factor = passed.factor(sigma.dtype, sigma.device)
+        factor = passed.factor()
         passes.append(passed)
         served = [use.tensor for use in call.uses if use.parameter in part.parameters]
         if any([tensor.dim() == 0 or tensor.shape[0] != sigma.shape[axis] for tensor in served]):

@@ -43,7 +43,8 @@ class Tokens(torch.autograd.Function):
             grad_bias = grad_bias.to(g.dtype)
         elif how.total is not None:
             grad_bias = rows(seen if how.total == "T(g)" else g).sum(0)
-        return None, grad_x, rows(seen).t() @ rows(x), grad_bias
+        grad_weight = rows(seen).t() @ rows(x)
+        return None, grad_x, grad_weight[: weight.shape[0]], grad_bias  # seen may have longer rows
 
 
 def run_by_tokens(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
