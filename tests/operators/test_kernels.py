@@ -147,19 +147,17 @@ def compare_with_rows_as_they_are(device: str, case: Case, update: Update, dtype
         assert prepared is not None
         tile = prepared.tile
     channels, pitch = shape[-1], shape[-1] + 5
-    summed = Summed(channels, True, of_product=True)
-    expected = Fused(g, 0, tile, summed)(g, r, None, update)
+    expected = Fused(g, 0, tile)(g, r, None, update)
     torch.use_deterministic_algorithms(True)  # new memory holds NaN
     try:
-        found = Fused(g, 0, tile, summed, pitch)(g, r, None, update)
+        found = Fused(g, 0, tile, None, pitch)(g, r, None, update)
     finally:
         torch.use_deterministic_algorithms(False)
     assert found.padded is not None
     assert found.padded.shape == (*shape[:-1], pitch)
     assert found.product.data_ptr() == found.padded.data_ptr()
     assert found.padded[..., channels:].isnan().all()
-    for one, other in zip(found[:3], expected[:3], strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("update", [KNOWN, UPDATE], ids=str)
@@ -385,7 +383,7 @@ def test_sums_that_are_nearly_as_large_as_g_are_left_to_torch(
     assert summed(2, 50)  # one column is one channel: nothing more to sum
     assert summed(128, 20, 50)
     assert not summed(2, 20, 50)
-    assert not summed(3, 1000, 1001)  # blocks of columns begin with other channels each
+    assert not summed(2, 1000, 1001)  # blocks of columns begin with other channels each
     assert summed(3, 2000, 768)
 
 

@@ -8,7 +8,7 @@ are those of :mod:`.rms_kernel`; the *candidate* is what the next commit makes o
 import triton
 import triton.language as tl
 
-from virtualgrad.operators.rms_kernel import read_rows, write_rows
+from virtualgrad.operators.rms_kernel import first_columns, read_rows, write_rows
 
 
 @triton.jit
@@ -62,16 +62,16 @@ def _transform_and_write_block(  # noqa: PLR0917 - as above
     graph,
     numbers,
     columns,
+    into,
     m,
     n,
+    apart,
     elements,
     samples,
     SUMS: tl.constexpr,
     OF_PRODUCT: tl.constexpr,
     KNOWN: tl.constexpr,
     UNIT_IS_SAMPLE: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -84,7 +84,7 @@ def _transform_and_write_block(  # noqa: PLR0917 - as above
     is_new = tl.load(graph + 2) > tl.load(counts + 2)
     f = scale * tl.rsqrt(r + eps)
     x, q, plain = read_rows(
-        g, out, f, columns, m, n, n, SUMS, KNOWN, CHANNELS, PITCH, WHOLE, ROWS, COLUMNS
+        g, out, f, columns, into, m, n, n, apart, SUMS, KNOWN, WHOLE, ROWS, COLUMNS
     )
     updated = write_candidate(
         q,
@@ -103,7 +103,7 @@ def _transform_and_write_block(  # noqa: PLR0917 - as above
     )
     if not KNOWN:
         f = scale * tl.rsqrt(updated + eps)
-    write_rows(x, g, out, f, columns, m, n, n, KNOWN, CHANNELS, PITCH, WHOLE, ROWS)
+    write_rows(x, g, out, f, columns, into, m, n, n, apart, KNOWN, WHOLE, ROWS)
     return tl.where(inside, f, 0.0) * plain if OF_PRODUCT else plain
 
 
@@ -133,7 +133,8 @@ def transform_and_write(  # noqa: PLR0917 - as above
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
     """The same in a compiled pass; it writes the candidate of the new r."""
-    first = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first, into = first_columns(n, CHANNELS, PITCH, COLUMNS)
+    apart = n // CHANNELS * PITCH
     if sums is None:  # as in rms_kernel
         _transform_and_write_block(
             g,
@@ -144,23 +145,23 @@ def transform_and_write(  # noqa: PLR0917 - as above
             graph,
             numbers,
             first,
+            into,
             m,
             n,
+            apart,
             elements,
             samples,
             False,
             OF_PRODUCT,
             KNOWN,
             UNIT_IS_SAMPLE,
-            CHANNELS,
-            PITCH,
             WHOLE,
             ROWS,
             COLUMNS,
         )
     else:
         total = tl.zeros([COLUMNS], tl.float32)
-        for block in range(blocks):
+        for block in tl.range(0, blocks, num_stages=3):  # as in rms_kernel
             total += _transform_and_write_block(
                 g,
                 out,
@@ -170,7 +171,9 @@ def transform_and_write(  # noqa: PLR0917 - as above
                 graph,
                 numbers,
                 first + block * width,
+                first + block * width,
                 m,
+                n,
                 n,
                 elements,
                 samples,
@@ -178,8 +181,6 @@ def transform_and_write(  # noqa: PLR0917 - as above
                 OF_PRODUCT,
                 KNOWN,
                 UNIT_IS_SAMPLE,
-                CHANNELS,
-                PITCH,
                 WHOLE,
                 ROWS,
                 COLUMNS,

@@ -37,7 +37,14 @@ from torch import Tensor
 from virtualgrad.operators.channels import Channels, pitch_of
 from virtualgrad.operators.columns import Addition
 from virtualgrad.operators.launches import Launch
-from virtualgrad.operators.tiles import Summed, Tile, choose_tile, share_columns, sums_of
+from virtualgrad.operators.tiles import (
+    Summed,
+    Tile,
+    choose_tile,
+    share_columns,
+    share_rows,
+    sums_of,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_COLUMNS = 2**29  # they are counted in 32 bits, a block of them beyond the last one, too
@@ -75,7 +82,8 @@ class Fused:
     Attributes:
         tile: what one program holds.
         summed: what is summed on the way, if anything.
-        pitch: how long rows of channels, the last axis of g, are to be in T(g); None: as in g.
+        pitch: how long rows of channels, the last axis of g, are to be in T(g), where nothing is
+            summed; None: as in g.
     """
 
     def __init__(
@@ -91,9 +99,11 @@ class Fused:
         self.pitch = pitch
         m = g.shape[axis]
         n = g.numel() // m
-        programs, width, blocks = share_columns(
-            n, tile, summed, g.element_size(), processors_of(g.device)
-        )
+        if pitch is None:
+            shared = share_columns(n, tile, summed, g.element_size(), processors_of(g.device))
+        else:
+            shared = share_rows(n, tile, g.shape[-1])
+        programs, width, blocks = shared
         self._sizes = (m, n, g.stride(axis), width, blocks)
         of_product = summed is not None and summed.of_product
         row = (1, 1) if pitch is None else (g.shape[-1], pitch)
@@ -178,7 +188,8 @@ def prepare(
     m = g.shape[averaged[0]]
     n = g.numel() // m
     processors = processors_of(g.device)
-    summed = None if channels is None else sums_of(g, averaged[0], channels)
+    pitch = _pitch(g, averaged[0], channels)
+    summed = None if channels is None or pitch else sums_of(g, averaged[0], channels)
     kind = (m, n, g.element_size(), processors)
     tile = choose_tile(*kind, known=known, summed=summed is not None)
     if not tile.whole and n < tile.columns * processors:  # long columns, and few
@@ -188,7 +199,7 @@ def prepare(
         # Written and read, they should be less than half of what torch would read: g.
         if 4 * width * 4 > m * n * g.element_size():
             summed, tile = None, choose_tile(*kind, known=known)
-    return Fused(g, averaged[0], tile, summed, _pitch(g, averaged[0], channels))
+    return Fused(g, averaged[0], tile, summed, pitch)
 
 
 def _pitch(g: Tensor, axis: int, channels: Channels | None) -> int | None:

@@ -32,13 +32,12 @@ class Split(NamedTuple):
     columns: int
 
 
-# Measured on an H200 (results/bench/tiles.txt): 16 programs of one warp for each multiprocessor,
-# which ask for four tiles before the first has come, take a tenth to a fifth less in bfloat16 than
-# 8 of four warps and one large tile.
-NUMBERS_OF_TILE = 512
-TIMES = 4
+# Measured on an H200 (results/bench/tiles.txt): programs of one warp with five tiles on their way
+# take a tenth to a quarter less in bfloat16 than twice as many that ask for four smaller ones at
+# once and wait for them, and a few per cent in float32.
+NUMBERS_OF_TILE = 1024
 WARPS = 1
-PROGRAMS_EACH = 16
+PROGRAMS_EACH = 8
 MOST_PARTS = 1024
 NUMBERS_OF_LAST = 8192
 WARPS_OF_LAST = 4
@@ -68,7 +67,7 @@ class Squares:
         n = g.shape[axis]
         m = g.numel() // n
         split = split_rows(m, n, processors_of(g.device))
-        sizes = (m, n, split.share, TIMES, split.rows, split.columns)
+        sizes = (m, n, split.share, split.rows, split.columns)
         grid = (split.parts, split.blocks, 1)
         self._first = Launch(sums_kernel.part_squares, grid, g, WARPS), sizes
         rows = power_of_two_from(split.parts)

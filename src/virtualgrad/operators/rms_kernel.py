@@ -13,8 +13,8 @@ its rows on the chip (WHOLE), so that g comes from memory once though f may be k
 last row; or it walks over them ROWS at a time. Then it writes on the way if f is KNOWN, and if not
 walks back to write: the rows it read last are the likeliest to be still in the cache.
 
-Rows of CHANNELS numbers may lie PITCH apart in ``out``: a product reads them faster then. Without
-that both are 1.
+Rows of CHANNELS numbers may lie PITCH apart in ``out``: a product reads them faster then. A program
+has columns of one row there, so that what it writes lies together. Without that both are 1.
 
 For sums it takes one block of columns after the other, ``width`` apart, which is a multiple of the
 channels where there are several: a column of the program is one channel, and is summed on the chip.
@@ -30,14 +30,19 @@ import triton.language as tl
 
 
 @triton.jit
-def places_in_out(
-    columns, n, CHANNELS: tl.constexpr, PITCH: tl.constexpr
+def first_columns(
+    n, CHANNELS: tl.constexpr, PITCH: tl.constexpr, COLUMNS: tl.constexpr
 ):  # pragma: no cover - runs on a GPU, or in the interpreter's own process
-    """Where some columns lie in a sample of out, and how far samples are apart there."""
-    if CHANNELS == PITCH:
-        return columns, n
-    else:
-        return columns // CHANNELS * PITCH + columns % CHANNELS, n // CHANNELS * PITCH
+    """The first columns of a program, and where they lie in a sample of out; n: none."""
+    block = tl.program_id(0)
+    columns = block * COLUMNS + tl.arange(0, COLUMNS)
+    into = columns
+    if CHANNELS != PITCH:
+        in_row: tl.constexpr = (CHANNELS + COLUMNS - 1) // COLUMNS
+        channels = block % in_row * COLUMNS + tl.arange(0, COLUMNS)
+        columns = tl.where(channels < CHANNELS, block // in_row * CHANNELS + channels, n)
+        into = block // in_row * PITCH + channels
+    return columns, into
 
 
 @triton.jit
@@ -46,24 +51,23 @@ def read_rows(  # noqa: PLR0917 - Triton has no keywords here
     out,
     f,
     columns,
+    into,
     m,
     n,
     stride,
+    apart,
     SUMS: tl.constexpr,
     KNOWN: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
     """The rows, if they stay on the chip; the sums of their squares and, if SUMS, of themselves.
 
-    If they do not stay, f of them is written, where it is KNOWN.
+    If they do not stay, f of them is written, where it is KNOWN. Samples are ``apart`` in out.
     """
     inside = columns < n
     rows = tl.arange(0, ROWS)
-    into, apart = places_in_out(columns, n, CHANNELS, PITCH)
     if WHOLE:
         mask = (rows < m)[:, None] & inside[None, :]
         # 64-bit rows: m n may pass 2^31. Kept in g's dtype: half the registers of float32.
@@ -96,19 +100,18 @@ def write_rows(  # noqa: PLR0917 - as above
     out,
     f,
     columns,
+    into,
     m,
     n,
     stride,
+    apart,
     KNOWN: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # pragma: no cover - as above
     """Write f times the rows, unless that was done on the way."""
     inside = columns < n
     rows = tl.arange(0, ROWS)
-    into, apart = places_in_out(columns, n, CHANNELS, PITCH)
     if WHOLE:
         mask = (rows < m)[:, None] & inside[None, :]
         y = (x.to(tl.float32) * f[None, :]).to(out.dtype.element_ty)
@@ -132,9 +135,11 @@ def _transform_block(  # noqa: PLR0917 - as above
     earlier,
     given,
     columns,
+    into,
     m,
     n,
     stride,
+    apart,
     rho,
     weight,
     scale,
@@ -142,8 +147,6 @@ def _transform_block(  # noqa: PLR0917 - as above
     SUMS: tl.constexpr,
     OF_PRODUCT: tl.constexpr,
     KNOWN: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PITCH: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -153,7 +156,7 @@ def _transform_block(  # noqa: PLR0917 - as above
     r = tl.load(given + columns, mask=inside, other=0.0)  # asked for early, it is there in time
     f = scale * tl.rsqrt(r + eps)
     x, q, plain = read_rows(
-        g, out, f, columns, m, n, stride, SUMS, KNOWN, CHANNELS, PITCH, WHOLE, ROWS, COLUMNS
+        g, out, f, columns, into, m, n, stride, apart, SUMS, KNOWN, WHOLE, ROWS, COLUMNS
     )
     if earlier is not None:
         before = tl.load(earlier + columns, mask=inside, other=0.0)
@@ -161,7 +164,7 @@ def _transform_block(  # noqa: PLR0917 - as above
     tl.store(norm + columns, tl.sqrt_rn(q), mask=inside)
     if not KNOWN:
         f = scale * tl.rsqrt(rho * r + weight * q + eps)
-    write_rows(x, g, out, f, columns, m, n, stride, KNOWN, CHANNELS, PITCH, WHOLE, ROWS)
+    write_rows(x, g, out, f, columns, into, m, n, stride, apart, KNOWN, WHOLE, ROWS)
     return tl.where(inside, f, 0.0) * plain if OF_PRODUCT else plain
 
 
@@ -193,7 +196,8 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
     """The formulas above, for one block of columns, or for several if there are sums."""
-    first = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first, into = first_columns(n, CHANNELS, PITCH, COLUMNS)
+    apart = n // CHANNELS * PITCH  # from sample to sample in out
     if sums is None:  # no loop of one: it is the kernel whose tiles were measured
         _transform_block(
             g,
@@ -202,9 +206,11 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
             earlier,
             given,
             first,
+            into,
             m,
             n,
             stride,
+            apart,
             rho,
             weight,
             scale,
@@ -212,15 +218,13 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
             False,
             OF_PRODUCT,
             KNOWN,
-            CHANNELS,
-            PITCH,
             WHOLE,
             ROWS,
             COLUMNS,
         )
     else:
         total = tl.zeros([COLUMNS], tl.float32)
-        for block in range(blocks):
+        for block in tl.range(0, blocks, num_stages=3):  # as above
             total += _transform_block(
                 g,
                 out,
@@ -228,9 +232,11 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
                 earlier,
                 given,
                 first + block * width,
+                first + block * width,
                 m,
                 n,
                 stride,
+                n,
                 rho,
                 weight,
                 scale,
@@ -238,8 +244,6 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
                 True,
                 OF_PRODUCT,
                 KNOWN,
-                CHANNELS,
-                PITCH,
                 WHOLE,
                 ROWS,
                 COLUMNS,

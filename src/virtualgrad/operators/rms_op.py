@@ -43,7 +43,7 @@ from virtualgrad.operators.kernels_of_norms import (
     Norm,
     tile_of_sums,
 )
-from virtualgrad.operators.kernels_of_sums import TIMES, WARPS, split_rows
+from virtualgrad.operators.kernels_of_sums import WARPS, split_rows
 from virtualgrad.operators.launches import OpLaunch
 from virtualgrad.operators.tiles import Summed
 
@@ -88,7 +88,7 @@ def transform(
     And the sum of g, or of T(g), over all axes but the last, as ``total`` says. If it ``may_pad``,
     there may be more numbers behind each row of T(g), that mean nothing (:mod:`.channels`).
     """
-    pitch = pitch_of(g.shape[-1], g.element_size()) if may_pad else g.shape[-1]
+    pitch = pitch_of(g.shape[-1], g.element_size()) if may_pad else 0
     product, summed = torch.ops.virtualgrad.rms_transform(g, *kept, total or "", pitch)
     return product, None if total is None else summed
 
@@ -112,26 +112,30 @@ def squares(g: Tensor, *, is_summed: bool = False) -> Tensor:
 
 
 def launch_of_transform(
-    g: Tensor, kept: Kept, total: str = "", pitch: int | None = None
+    g: Tensor, kept: Kept, total: str = "", pitch: int = 0
 ) -> tuple[Tensor, Tensor | None, OpLaunch]:
     """T(g) and sums of columns, as yet empty, and the launch that makes them.
 
-    Sums where a ``total`` is wanted, and channels lie innermost; T(g) with rows of another length
-    if a ``pitch`` is given, and rows lie one behind the other.
+    T(g) with longer rows if a ``pitch`` is given, and they lie one behind the other in g;
+    otherwise sums where a ``total`` is wanted, and channels lie innermost.
     """
     r, m, n = kept.r, g.shape[0], kept.r.numel()
     g = _laid_out_as(r, g)
-    row, out = (1, 1), torch.empty_like(g)
-    if pitch is not None and pitch != g.shape[-1] and r.is_contiguous():
-        row, out = (g.shape[-1], pitch), g.new_empty(*g.shape[:-1], pitch)
+    channels, of_product = r.shape[-1], total == "T(g)"
+    is_padded = pitch > channels and r.is_contiguous()
+    out = g.new_empty(*g.shape[:-1], pitch) if is_padded else torch.empty_like(g)
     most = m if type(m) is int else 2**20  # of any size (a compiler's symbol): it is walked over
     processors = kernels.processors_of(g.device)
-    channels, of_product = r.shape[-1], total == "T(g)"
     innermost = r.stride(-1) == 1 or channels == 1
-    summed = Summed(channels, True, of_product) if total and innermost else None
+    sums_here = total and innermost and not is_padded
+    summed = Summed(channels, True, of_product) if sums_here else None
     kind = (most, n, g.element_size(), processors)
     tile = tiles.choose_tile(*kind, known=kept.stale, summed=summed is not None)
-    programs, width, blocks = tiles.share_columns(n, tile, summed, *kind[2:])
+    if is_padded:
+        row, shared = (channels, pitch), tiles.share_rows(n, tile, channels)
+    else:
+        row, shared = (1, 1), tiles.share_columns(n, tile, summed, *kind[2:])
+    programs, width, blocks = shared
     sums = None
     if summed is not None:
         sums = torch.empty(1, width, dtype=torch.float32, device=g.device)
@@ -184,7 +188,7 @@ def launch_of_squares(g: Tensor, *, is_summed: bool) -> tuple[Tensor, OpLaunch]:
     split = split_rows(m, n, kernels.processors_of(g.device))
     shape = (1 + is_summed, split.parts, n)
     parts = torch.empty(shape, dtype=torch.float32, device=g.device)
-    arguments = (g, parts, m, n, split.share, TIMES, split.rows, split.columns, is_summed)
+    arguments = (g, parts, m, n, split.share, split.rows, split.columns, is_summed)
     return parts, OpLaunch((split.parts, split.blocks), arguments, WARPS)
 
 

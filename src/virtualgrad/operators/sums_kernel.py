@@ -14,7 +14,6 @@ def part_squares(  # noqa: PLR0917 - Triton has no keywords here
     m,
     n,
     share,
-    TIMES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SUMS: tl.constexpr,
@@ -26,15 +25,14 @@ def part_squares(  # noqa: PLR0917 - Triton has no keywords here
     end = tl.minimum(first + share, m)
     squares = tl.zeros([ROWS, COLUMNS], tl.float32)
     plain = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, share, TIMES * ROWS):
-        for time in tl.static_range(TIMES):  # asked for before the first have come
-            here = first + start + time * ROWS + tl.arange(0, ROWS)
-            mask = (here < end)[:, None] & inside[None, :]
-            y = tl.load((g + here.to(tl.int64) * n)[:, None] + columns[None, :], mask, other=0.0)
-            wide = y.to(tl.float32)
-            squares += wide * wide
-            if SUMS:
-                plain += wide
+    for start in tl.range(0, share, ROWS, num_stages=5):  # tiles that are on their way at once
+        here = first + start + tl.arange(0, ROWS)
+        mask = (here < end)[:, None] & inside[None, :]
+        y = tl.load((g + here.to(tl.int64) * n)[:, None] + columns[None, :], mask, other=0.0)
+        wide = y.to(tl.float32)
+        squares += wide * wide
+        if SUMS:
+            plain += wide
     at = parts + tl.program_id(0).to(tl.int64) * n
     tl.store(at + columns, tl.sum(squares, axis=0), mask=inside)
     if SUMS:

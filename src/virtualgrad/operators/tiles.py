@@ -48,10 +48,9 @@ SHORT = 256  # bytes of a row: longer pieces of it come at full speed
 # bfloat16, with sums, by a quarter faster than larger tiles that are asked for one by one.
 WALKED = Tile(16, 128, 1, False)
 PROGRAMS_TO_WALK = 3  # of a multiprocessor, at least
-# Where g is summed, too (on the layers of ViT-S/16 and GPT-2 small), and all rows are held: half a
-# tile, by half as many warps, in 16 bits; and blocks of columns one after the other, where they
-# are short.
-PROGRAMS_EACH = 8  # of a multiprocessor
+# Where g is summed, too (on the layers of GPT-2 small), and all rows are held: half a tile, by half
+# as many warps; and blocks of columns one after the other, where they are short.
+PROGRAMS_EACH = 4  # of a multiprocessor
 LONG = 128  # bytes of a column
 
 
@@ -77,7 +76,7 @@ def choose_tile(
         columns //= 2
     if rows * columns > MOST_WHOLE:
         return looped
-    if summed and bytes_each == 2 and columns >= 4 * sector:
+    if summed and columns >= 4 * sector:
         columns //= 2
     return Tile(rows, columns, max(1, rows * columns // NUMBERS_OF_WARP), True)
 
@@ -93,6 +92,11 @@ def share_columns(
         return Columns(-(-n // tile.columns), n, 1)
     most = PROGRAMS_EACH * processors
     return split_columns(n, summed.channels, tile.columns, last=summed.last, most=most)
+
+
+def share_rows(n: int, tile: Tile, channels: int) -> Columns:
+    """How programs share n columns if each is to have columns of one row of channels alone."""
+    return Columns(n // channels * -(-channels // tile.columns), n, 1)
 
 
 def sums_of(g: Tensor, axis: int, channels: Channels) -> Summed | None:
