@@ -41,6 +41,7 @@ from virtualgrad.operators.tiles import (
     Summed,
     Tile,
     choose_tile,
+    half_as_wide,
     share_columns,
     share_rows,
     sums_of,
@@ -194,6 +195,8 @@ def prepare(
     tile = choose_tile(*kind, known=known, summed=summed is not None)
     if not tile.whole and n < tile.columns * processors:  # long columns, and few
         return None
+    if pitch is not None:
+        tile = half_as_wide(tile)
     if summed is not None and summed.channels < n:
         width = share_columns(n, tile, summed, *kind[2:]).width
         # Written and read, they should be less than half of what torch would read: g.

@@ -27,30 +27,25 @@ def _add_up(  # noqa: PLR0917 - Triton has no keywords here
     n,
     stride,
     stride_x,
-    TIMES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
-    """Of some columns the sums over the rows of g^2, g (x - center) and g.
-
-    ROWS are added to others at once, and TIMES as many asked for before the first have come.
-    """
+    """Of some columns the sums over the rows of g^2, g (x - center) and g."""
     inside = columns < n
     rows = tl.arange(0, ROWS)
     squares = tl.zeros([ROWS, COLUMNS], tl.float32)
     products = tl.zeros([ROWS, COLUMNS], tl.float32)
     plain = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, m, TIMES * ROWS):
-        for time in tl.static_range(TIMES):
-            here = start + time * ROWS + rows
-            mask = (here < m)[:, None] & inside[None, :]
-            at = here.to(tl.int64)
-            y = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0)
-            z = tl.load((x + at * stride_x)[:, None] + columns[None, :], mask, other=0.0)
-            y = y.to(tl.float32)
-            squares += y * y
-            products += y * (z.to(tl.float32) - center[None, :])
-            plain += y
+    for start in tl.range(0, m, ROWS, num_stages=4):  # tiles that are on their way at once
+        here = start + rows
+        mask = (here < m)[:, None] & inside[None, :]
+        at = here.to(tl.int64)
+        y = tl.load((g + at * stride)[:, None] + columns[None, :], mask, other=0.0)
+        z = tl.load((x + at * stride_x)[:, None] + columns[None, :], mask, other=0.0)
+        y = y.to(tl.float32)
+        squares += y * y
+        products += y * (z.to(tl.float32) - center[None, :])
+        plain += y
     return tl.sum(squares, axis=0), tl.sum(products, axis=0), tl.sum(plain, axis=0)
 
 
@@ -119,7 +114,6 @@ def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
     scale,
     eps,
     LAST: tl.constexpr,
-    TIMES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
@@ -141,9 +135,7 @@ def norm_sums(  # noqa: PLR0917 - keyword arguments cost time at every launch
         columns = first + block * width
         inside = columns < n
         r = tl.load(given + columns, mask=inside, other=0.0)
-        q, products, plain = _add_up(
-            g, x, center, columns, m, n, stride, stride_x, TIMES, ROWS, COLUMNS
-        )
+        q, products, plain = _add_up(g, x, center, columns, m, n, stride, stride_x, ROWS, COLUMNS)
         if earlier is not None:
             before = tl.load(earlier + columns, mask=inside, other=0.0)
             q += before * before
@@ -184,7 +176,6 @@ def norm_sums_and_write(  # noqa: PLR0917 - as above
     samples,
     KNOWN: tl.constexpr,
     UNIT_IS_SAMPLE: tl.constexpr,
-    TIMES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # pragma: no cover - as above
@@ -204,7 +195,7 @@ def norm_sums_and_write(  # noqa: PLR0917 - as above
         columns = first + block * width
         inside = columns < n
         r = tl.load(given + columns, mask=inside, other=0.0)
-        q, products, plain = _add_up(g, x, center, columns, m, n, n, n, TIMES, ROWS, COLUMNS)
+        q, products, plain = _add_up(g, x, center, columns, m, n, n, n, ROWS, COLUMNS)
         updated = write_candidate(
             q,
             r,

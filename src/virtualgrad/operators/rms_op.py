@@ -39,10 +39,7 @@ from virtualgrad.operators.columns import (
     may_add_by_kernel,
     split_columns,
 )
-from virtualgrad.operators.kernels_of_norms import (
-    Norm,
-    tile_of_sums,
-)
+from virtualgrad.operators.kernels_of_norms import WARPS_OF_SUMS, Norm, tile_of_sums
 from virtualgrad.operators.kernels_of_sums import WARPS, split_rows
 from virtualgrad.operators.launches import OpLaunch
 from virtualgrad.operators.tiles import Summed
@@ -88,6 +85,8 @@ def transform(
     And the sum of g, or of T(g), over all axes but the last, as ``total`` says. If it ``may_pad``,
     there may be more numbers behind each row of T(g), that mean nothing (:mod:`.channels`).
     """
+    # Of 16 bits a compiler makes longer rows by itself, in less than what they cost here.
+    may_pad = may_pad and g.element_size() == 4
     pitch = pitch_of(g.shape[-1], g.element_size()) if may_pad else 0
     product, summed = torch.ops.virtualgrad.rms_transform(g, *kept, total or "", pitch)
     return product, None if total is None else summed
@@ -132,6 +131,7 @@ def launch_of_transform(
     kind = (most, n, g.element_size(), processors)
     tile = tiles.choose_tile(*kind, known=kept.stale, summed=summed is not None)
     if is_padded:
+        tile = tiles.half_as_wide(tile)
         row, shared = (channels, pitch), tiles.share_rows(n, tile, channels)
     else:
         row, shared = (1, 1), tiles.share_columns(n, tile, summed, *kind[2:])
@@ -158,8 +158,8 @@ def launch_of_norm_sums(
     sums = torch.empty(4, width, dtype=torch.float32, device=g.device)
     tensors = (_laid_out_as(r, g), _laid_out_as(r, x), mean, deviation, sums, *kept[:5])
     sizes = (m, n, channels, width, blocks, kept.elements, kept.samples)
-    modes = (kept.stale, kept.unit_is_sample, *tile.shape)
-    return sums, OpLaunch((programs,), (*tensors, *sizes, *modes), tile.warps)
+    modes = (kept.stale, kept.unit_is_sample, *tile)
+    return sums, OpLaunch((programs,), (*tensors, *sizes, *modes), WARPS_OF_SUMS)
 
 
 def launch_of_totals(sums: Tensor, channels: int) -> tuple[Tensor, OpLaunch] | None:

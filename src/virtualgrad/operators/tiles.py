@@ -94,6 +94,11 @@ def share_columns(
     return split_columns(n, summed.channels, tile.columns, last=summed.last, most=most)
 
 
+def half_as_wide(tile: Tile) -> Tile:
+    """The tile where rows of T(g) are longer: numbers of g begin anywhere, and come one by one."""
+    return tile._replace(columns=max(tile.columns // 2, 1))
+
+
 def share_rows(n: int, tile: Tile, channels: int) -> Columns:
     """How programs share n columns if each is to have columns of one row of channels alone."""
     return Columns(n // channels * -(-channels // tile.columns), n, 1)
