@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from virtualgrad import SVGD
+from virtualgrad import SVGD, weights_only
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "features": (
@@ -43,6 +43,7 @@ READINGS: list[dict[str, Any]] = [
     {"share_positions": True},
     {"share_positions": True, "stale": True},
     {"per_sample": False},
+    {"per_sample": False, "stale": True, "where": weights_only},
 ]
 
 
@@ -63,7 +64,7 @@ def trained(model: nn.Module, sample: tuple[int, ...], reading: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("with_ops", [False, True])
-@pytest.mark.parametrize("reading", READINGS, ids=str)
+@pytest.mark.parametrize("reading", READINGS, ids=" ".join)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_untraced(
     network: str, reading: dict[str, Any], with_ops: bool, monkeypatch: pytest.MonkeyPatch

@@ -139,6 +139,11 @@ class Attachment:
         return size
 
     @settled_while_tracing
+    def is_left_out(self, path: str) -> bool:
+        """Whether a module is a norm that T leaves out: a compiler is told, and need not look."""
+        return self._classes.is_left_out(self.model.get_submodule(path))
+
+    @settled_while_tracing
     def _warn(self, name: str, strange: str) -> None:
         """Tell once of inputs in which there is no tensor."""
         if not self._has_warned:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._C import DisableTorchFunction, _len_torch_function_stack
 
 from virtualgrad.virtual.leaves import Leaf, is_sequence, leaf_of
 from virtualgrad.virtual.refusals import refuse_compiled_pair, refuse_compiled_shards
@@ -88,6 +89,16 @@ class Classes:
         )
         return kind
 
+    def is_left_out(self, module: nn.Module) -> bool:
+        """Whether a module is just a norm of torch.nn, where T leaves out all of them."""
+        known = self._bound.get(id(module))
+        if known is None or known.leaf is None or not known.leaf.is_norm:
+            return False
+        parameters = [each for each in module._parameters.values() if each is not None]
+        is_plain = all(type(each) is nn.Parameter for each in parameters)
+        leaves_out = self._attachment.intercept.leaves_norms_out
+        return leaves_out and is_plain and known.leaf.is_all_of(module)
+
     def forget(self, modules: Iterable[nn.Module]) -> None:
         """Let go of some modules."""
         for module in modules:
@@ -109,10 +120,10 @@ def _run_watched(
         if not attachment.active or not torch.is_grad_enabled():
             return forward(self, *args, **kwargs)
         if torch.compiler.is_compiling():
-            if any([other.active for other in known.others]):
-                refuse_compiled_pair(known.path)
-            if intercept.is_sharded:
-                refuse_compiled_shards(known.path)
+            _refuse_compiled(known, is_sharded=intercept.is_sharded)
+            if attachment.is_left_out(known.path) and _is_on_activation_alone(args):
+                with DisableTorchFunction():  # it need not be looked at to be left out
+                    return forward(self, *args, **kwargs)
         else:
             if intercept.is_sharded:
                 intercept.meet(self, known.own)
@@ -128,6 +139,19 @@ def _run_watched(
         return attachment.call(known.path, forward, self, args, kwargs)
 
     return run
+
+
+def _refuse_compiled(known: Bound, *, is_sharded: bool) -> None:
+    """Raise where a compiled pass could not be right."""
+    if any([other.active for other in known.others]):
+        refuse_compiled_pair(known.path)
+    if is_sharded:
+        refuse_compiled_shards(known.path)
+
+
+def _is_on_activation_alone(args: tuple[Any, ...]) -> bool:
+    """Whether a module gets one plain tensor, and no other mode than ours wants to see its ops."""
+    return len(args) == 1 and type(args[0]) is Tensor and _len_torch_function_stack() == 1
 
 
 def _subclass(

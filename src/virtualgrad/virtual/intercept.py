@@ -98,6 +98,7 @@ class Intercept(Unwatched):
         super().__init__(TrackedParameters(), Passes(operator), batch_dim)
         self._plans = Plans(self.tracked, self.passes, operator, where, group_of)
         self.parameters_at = self._plans.parameters_at
+        self.leaves_norms_out = self._plans.leaves_norms_out
         self.track(parameters)
 
     # ---------------------------------------------------------------- for an attachment

@@ -59,6 +59,11 @@ class Leaf:
         inner = getattr(layer, "_conv_forward", None)
         return cls(layer, name, vars(F)[name], behind_input, count, layer.forward, inner)
 
+    @property
+    def is_norm(self) -> bool:
+        """Whether the op is a norm."""
+        return self.name.endswith("_norm")
+
     def is_all_of(self, module: nn.Module) -> bool:
         """Whether a layer calls this op, still torch's own, on its parameters, and does no more.
 

@@ -12,7 +12,7 @@ import torch
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import Operator, identity
-from virtualgrad.sites import Site, Where, every_linear_site
+from virtualgrad.sites import Site, Where, every_linear_site, weights_only
 from virtualgrad.virtual.calls import Call
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
@@ -36,6 +36,7 @@ class Plans:
 
     Attributes:
         chooses: whether ``where`` is to be asked at all; the default takes every linear site.
+        leaves_norms_out: whether it leaves out all norms, whatever their shape.
         chosen: site -> parameter -> what ``where`` said.
         parameters_at: site -> the parameters that its T serves.
     """
@@ -50,6 +51,7 @@ class Plans:
     ) -> None:
         self.operator = operator
         self.chooses = where is not every_linear_site
+        self.leaves_norms_out = where is weights_only
         self.chosen: dict[str, dict[str, bool]] = {}
         self.parameters_at: dict[str, tuple[str, ...]] = {}
         self._tracked = tracked

@@ -1,0 +1,109 @@
+"""Norms that T leaves out, in compiled passes: they run as they are, and nothing looks at them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from virtualgrad import SVGD, weights_only
+from virtualgrad.virtual.plans import Plans
+
+
+class OwnNorm(nn.LayerNorm):
+    """Another class: what its forward does, nobody knows."""
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    norms = (nn.BatchNorm1d(8), nn.LayerNorm(8), nn.GroupNorm(2, 8))
+    layers = [layer for norm in norms for layer in (norm, nn.Tanh(), nn.Linear(8, 8))]
+    return nn.Sequential(nn.Linear(5, 8), *layers).double()
+
+
+def trained(model: nn.Module, run: Any) -> list[Tensor]:
+    """Gradients and buffers of two steps."""
+    torch.manual_seed(1)
+    optimizer = SVGD.released(model, 1e-2)
+    found: list[Tensor] = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        run(torch.randn(6, 5, dtype=torch.float64)).pow(3).mean().backward()
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+    return [*found, *(buffer.clone() for buffer in model.buffers())]
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ops of the sites that were looked at, as without a compiler that traces."""
+    ops: list[str] = []
+    find = Plans.of
+
+    def noted(self: Plans, call: Any, *rest: Any) -> Any:
+        ops.append(call.rule.op)
+        return find(self, call, *rest)
+
+    monkeypatch.setattr(Plans, "of", noted)
+    return ops
+
+
+def test_compiled_as_in_eager_passes() -> None:
+    model = network()
+    expected = trained(eager := copy.deepcopy(model), eager)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = trained(model, compiled)
+    torch._dynamo.reset()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-13)
+
+
+def test_nothing_looks_at_them(looked_at: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    trained(model, model)
+    assert set(looked_at) == {"linear"}
+
+
+def test_another_mode_sees_their_ops(looked_at: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Sees(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    model = network()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with Sees():
+        trained(model, model)
+    assert F.layer_norm in seen
+    assert "layer_norm" in looked_at
+
+
+def test_only_norms_of_torch_that_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(
+        nn.LayerNorm(4), OwnNorm(4), nn.Linear(4, 4), weight_norm(nn.LayerNorm(4)), nn.LayerNorm(4)
+    )
+    model[4].forward = lambda x: x  # type: ignore[method-assign]
+    optimizer = SVGD(model, 0.1, where=weights_only)
+    attachment = optimizer._attachment
+    assert attachment is not None
+    assert [attachment.is_left_out(str(n)) for n in range(5)] == [True, False, False, False, False]
+    monkeypatch.setattr(F, "layer_norm", lambda *args: args[0])
+    assert not attachment.is_left_out("0")
+
+
+@pytest.mark.parametrize("where", [None, lambda site: site.op == "linear"])
+def test_only_where_all_norms_are_left_out(where: Any) -> None:
+    optimizer = SVGD(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), 0.1, where=where)
+    attachment = optimizer._attachment
+    assert attachment is not None
+    assert not attachment.is_left_out("1")
