@@ -157,7 +157,10 @@ def compare_with_rows_as_they_are(device: str, case: Case, update: Update, dtype
     assert found.padded.shape == (*shape[:-1], pitch)
     assert found.product.data_ptr() == found.padded.data_ptr()
     assert found.padded[..., channels:].isnan().all()
-    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0)
+    # On a GPU they are two kernels, of which a compiler may order the sums in two ways.
+    exact = (0.0, 0.0) if device == "cpu" else (ROUNDING[device, dtype], 1e-6)
+    for one, other, rtol in zip(found[:2], expected[:2], exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=rtol, atol=1e-7 if rtol else 0)
 
 
 @pytest.mark.parametrize("update", [KNOWN, UPDATE], ids=str)

@@ -62,9 +62,11 @@ def test_markdown(rows):
 
 def test_markdown_names_networks_whose_rows_are_older(rows):
     earlier = {"models": ["vit", "mlp"], "date": "2026-11-14T10:00", "commit": "abcdefabcdef"}
-    text = bench_markdown(rows, ENVIRONMENT | {"earlier": [earlier, earlier | {"models": ["vgg"]}]})
+    others = [earlier | {"models": ["vgg"]}, earlier | {"models": ["mlp"], "which": "compiled"}]
+    text = bench_markdown(rows, ENVIRONMENT | {"earlier": [earlier, *others]})
     assert "2026-11-15, commit 0123456; 7 rounds" in text
-    assert "; MLP: 2026-11-14, commit abcdefa.\n" in text
+    when = "2026-11-14, commit abcdefa"
+    assert f"; MLP: {when}; MLP compiled: {when}.\n" in text
     assert "ViT" not in text and "VGG" not in text  # of which there is no row
 
 

@@ -71,12 +71,14 @@ def _provenance(rows: Sequence[Row], environment: dict[str, Any]) -> str:
     ]
     if spreads:
         parts.append(f"half of the ratios spread (IQR) by less than {median(spreads):.3f}")
-    # Networks that a later change does not touch may keep their rows; the record says so by hand.
+    # Networks that a later change does not touch may keep their rows, or some of them ("which");
+    # the record says so by hand.
     shown = {row.model for row in rows}
     for earlier in environment.get("earlier", []):
         names = [network_title(model) for model in earlier["models"] if model in shown]
         if names:
-            parts.append(f"{', '.join(names)}: {_when(earlier)}")
+            which = f" {earlier['which']}" if "which" in earlier else ""
+            parts.append(f"{', '.join(names)}{which}: {_when(earlier)}")
     return "; ".join(parts) + "."
 
 
