@@ -294,7 +294,11 @@ def test_the_kernel_on_a_gpu(case: Case, variant: Variant) -> None:
     compare_with_oracle("cuda", case, variant)
 
 
-LARGE: list[Case] = [((8, 1024, 3072), CONTIGUOUS, None), ((128, 64, 56, 56), CHANNELS_LAST, None)]
+LARGE: list[Case] = [
+    ((8, 1024, 3072), CONTIGUOUS, None),
+    ((128, 64, 56, 56), CHANNELS_LAST, None),
+    ((2000, 4096), CONTIGUOUS, None),  # tiles of which shared memory would not hold three
+]
 
 
 @pytest.mark.gpu

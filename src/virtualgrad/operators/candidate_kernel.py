@@ -161,7 +161,7 @@ def transform_and_write(  # noqa: PLR0917 - as above
         )
     else:
         total = tl.zeros([COLUMNS], tl.float32)
-        for block in tl.range(0, blocks, num_stages=3):  # as in rms_kernel
+        for block in tl.range(0, blocks, num_stages=3 if ROWS * COLUMNS <= 4096 else 1):
             total += _transform_and_write_block(
                 g,
                 out,

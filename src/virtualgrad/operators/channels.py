@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-ALIGNED = 16  # bytes, of which rows must be a multiple for the fast products of a GPU
+from virtualgrad.operators.launches import ALIGNED
+
 MANY = 512  # channels: with fewer of them there is little to gain
 Total = Literal["g", "T(g)"]
 Pair = tuple[int, ...]
@@ -63,10 +64,11 @@ class Channels(NamedTuple):
 def pitch_of(channels: int, bytes_each: int) -> int:
     """How long rows of channels are to be where a kernel writes them anew, for a product.
 
-    Rows of 50,257 numbers begin anywhere, and no tensor core takes them as they are: on an H200 the
-    product of GPT-2's vocabulary takes five times as long in bfloat16, and twice in TF32.
+    A multiple of 16 bytes. Rows of 50,257 numbers begin anywhere, and no tensor core takes them as
+    they are: on an H200 the product of GPT-2's vocabulary takes five times as long in bfloat16, and
+    twice in TF32.
     """
-    if type(channels) is not int or channels < MANY:  # (a compiler's symbol is no int)
+    if channels < MANY:
         return channels
     return -(-channels * bytes_each // ALIGNED) * ALIGNED // bytes_each
 

@@ -118,7 +118,7 @@ class InCompiledPass:
         )
         if rms.stale:
             axes = rms.layout_at(self.site).averaged_axes(rms.share_positions)
-            self._add_squares(squares.sum(axes), g)
+            self._add_squares(squares.sum(axes))
         if total is None:
             return weight, None
         if total == "g" or r is None:
@@ -129,8 +129,8 @@ class InCompiledPass:
     def _by_op(
         self, g: Tensor, total: Total | None, *, may_pad: bool
     ) -> tuple[Tensor, Tensor | None]:
-        product, summed = rms_op.transform(g, self._for_op(g), total, may_pad=may_pad)
-        self._count_for_op(g)
+        product, summed = rms_op.transform(g, self._for_op(), total, may_pad=may_pad)
+        self._count_for_op()
         return product, summed
 
     def sums(self, g: Tensor, times: Sequence[Tensor | None]) -> list[Tensor]:
@@ -190,9 +190,9 @@ class InCompiledPass:
     def _note_in_parts(self, g: Tensor, *, is_summed: bool) -> tuple[Tensor, Tensor | None]:
         """As :meth:`note`, where it :meth:`_sums_in_parts`; and the sum of g, if it is wanted."""
         sums = rms_op.squares(g, is_summed=is_summed).sum(1)
-        return self._add_squares(sums[0], g), sums[1] if is_summed else None
+        return self._add_squares(sums[0]), sums[1] if is_summed else None
 
-    def _add_squares(self, squares: Tensor, g: Tensor) -> Tensor:
+    def _add_squares(self, squares: Tensor) -> Tensor:
         """As :meth:`note`, by the sum of g^2."""
         return self._kept.add_samples(
             squares / self.numbers.loss_scale**2,
@@ -222,8 +222,8 @@ class InCompiledPass:
         """
         if self.rms.learns_nothing(g):
             return torch.zeros(4, g.shape[1], dtype=torch.float32, device=g.device)
-        sums = rms_op.norm_sums(g, norm, self._for_op(g))
-        self._count_for_op(g)
+        sums = rms_op.norm_sums(g, norm, self._for_op())
+        self._count_for_op()
         return sums
 
     def sees_tokens(self, sigma: Tensor) -> bool:
@@ -263,7 +263,7 @@ class InCompiledPass:
             self._begin()  # of no numbers; there must be an r to be asked
         return self.rms.sites.suits_kernels(site.key)
 
-    def _for_op(self, g: Tensor) -> Kept:
+    def _for_op(self) -> Kept:
         """What an op needs to know; :meth:`_count_for_op` is to follow it."""
         rms, together = self.rms, self.numbers.together
         assert together is not None
@@ -275,7 +275,7 @@ class InCompiledPass:
             unit_is_sample=rms.unit_is_sample,
         )
 
-    def _count_for_op(self, g: Tensor) -> None:
+    def _count_for_op(self) -> None:
         self._kept.count(*self._counts, self._graph)
 
     @property

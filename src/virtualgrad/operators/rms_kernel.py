@@ -16,6 +16,9 @@ walks back to write: the rows it read last are the likeliest to be still in the 
 Rows of CHANNELS numbers may lie PITCH apart in ``out``: a product reads them faster then. A program
 has columns of one row there, so that what it writes lies together. Without that both are 1.
 
+Of tiles that are small enough three are on their way at once; they lie in shared memory until they
+are read, and larger ones would not fit there.
+
 For sums it takes one block of columns after the other, ``width`` apart, which is a multiple of the
 channels where there are several: a column of the program is one channel, and is summed on the chip.
 
@@ -78,7 +81,7 @@ def read_rows(  # noqa: PLR0917 - Triton has no keywords here
         x = 0
         squares = tl.zeros([ROWS, COLUMNS], tl.float32)
         plain = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in tl.range(0, m, ROWS, num_stages=3):  # tiles that are on their way at once
+        for start in tl.range(0, m, ROWS, num_stages=3 if ROWS * COLUMNS <= 4096 else 1):
             here = start + rows
             mask = (here < m)[:, None] & inside[None, :]
             at = here.to(tl.int64)
@@ -224,7 +227,7 @@ def transform(  # noqa: PLR0917 - keyword arguments cost time at every launch
         )
     else:
         total = tl.zeros([COLUMNS], tl.float32)
-        for block in tl.range(0, blocks, num_stages=3):  # as above
+        for block in tl.range(0, blocks, num_stages=3 if ROWS * COLUMNS <= 4096 else 1):
             total += _transform_block(
                 g,
                 out,

@@ -96,7 +96,7 @@ def share_columns(
 
 def half_as_wide(tile: Tile) -> Tile:
     """The tile where rows of T(g) are longer: numbers of g begin anywhere, and come one by one."""
-    return tile._replace(columns=max(tile.columns // 2, 1))
+    return tile._replace(columns=tile.columns // 2)
 
 
 def share_rows(n: int, tile: Tile, channels: int) -> Columns:

@@ -139,9 +139,9 @@ class Attachment:
         return size
 
     @settled_while_tracing
-    def is_left_out(self, path: str) -> bool:
+    def is_left_out(self, module_id: int) -> bool:
         """Whether a module is a norm that T leaves out: a compiler is told, and need not look."""
-        return self._classes.is_left_out(self.model.get_submodule(path))
+        return self._classes.is_left_out(module_id)
 
     @settled_while_tracing
     def _warn(self, name: str, strange: str) -> None:

@@ -89,15 +89,15 @@ class Classes:
         )
         return kind
 
-    def is_left_out(self, module: nn.Module) -> bool:
+    def is_left_out(self, module_id: int) -> bool:
         """Whether a module is just a norm of torch.nn, where T leaves out all of them."""
-        known = self._bound.get(id(module))
+        known = self._bound.get(module_id)
         if known is None or known.leaf is None or not known.leaf.is_norm:
             return False
-        parameters = [each for each in module._parameters.values() if each is not None]
+        parameters = [each for each in known.module._parameters.values() if each is not None]
         is_plain = all(type(each) is nn.Parameter for each in parameters)
         leaves_out = self._attachment.intercept.leaves_norms_out
-        return leaves_out and is_plain and known.leaf.is_all_of(module)
+        return leaves_out and is_plain and known.leaf.is_all_of(known.module)
 
     def forget(self, modules: Iterable[nn.Module]) -> None:
         """Let go of some modules."""
@@ -121,7 +121,8 @@ def _run_watched(
             return forward(self, *args, **kwargs)
         if torch.compiler.is_compiling():
             _refuse_compiled(known, is_sharded=intercept.is_sharded)
-            if attachment.is_left_out(known.path) and _is_on_activation_alone(args):
+            in_model = intercept.path is not None  # and our mode is on
+            if in_model and attachment.is_left_out(id(self)) and _is_on_activation_alone(args):
                 with DisableTorchFunction():  # it need not be looked at to be left out
                     return forward(self, *args, **kwargs)
         else:
