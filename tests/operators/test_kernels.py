@@ -13,9 +13,9 @@ import torch
 from interpreted import needs_triton, run_checks
 from torch import Tensor
 
-from virtualgrad import SVGD, Site
+from virtualgrad import Site
 from virtualgrad.operators import RMS, kernels, rms_fused
-from virtualgrad.operators.channels import Channels, Total, pitch_of
+from virtualgrad.operators.channels import Channels, Total
 from virtualgrad.operators.kernels import Fused, Update, fits, plain, prepare
 from virtualgrad.operators.tiles import Summed, Tile, choose_tile, sums_of
 from virtualgrad.sites import read_layout
@@ -130,87 +130,6 @@ def check_totals_by_the_oracle(case, variant, total):
     compare_with_oracle("cpu", case, variant, total)
 
 
-PADDED: list[Case] = [
-    ((6, 5, 9), CONTIGUOUS, Tile(8, 32, 1, True)),
-    ((6, 5, 9), APART, Tile(4, 16, 1, False)),
-    ((6, 2, 3, 11), CONTIGUOUS, Tile(4, 16, 1, False)),
-]
-
-
-def compare_with_rows_as_they_are(device: str, case: Case, update: Update, dtype: torch.dtype):
-    """Rows of another length: the same numbers, and nothing is written behind them."""
-    shape, layout, tile = case
-    g = gradient(shape, layout, dtype, device)
-    r = torch.rand_like(g[0], dtype=torch.float32)
-    if tile is None:
-        prepared = prepare(g, r, (0,), known=update.is_known)
-        assert prepared is not None
-        tile = prepared.tile
-    channels, pitch = shape[-1], shape[-1] + 5
-    expected = Fused(g, 0, tile)(g, r, None, update)
-    torch.use_deterministic_algorithms(True)  # new memory holds NaN
-    try:
-        found = Fused(g, 0, tile, None, pitch)(g, r, None, update)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert found.padded is not None
-    assert found.padded.shape == (*shape[:-1], pitch)
-    assert found.product.data_ptr() == found.padded.data_ptr()
-    assert found.padded[..., channels:].isnan().all()
-    # On a GPU they are two kernels, of which a compiler may order the sums in two ways.
-    exact = (0.0, 0.0) if device == "cpu" else (ROUNDING[device, dtype], 1e-6)
-    for one, other, rtol in zip(found[:2], expected[:2], exact, strict=True):
-        torch.testing.assert_close(one, other, rtol=rtol, atol=1e-7 if rtol else 0)
-
-
-@pytest.mark.parametrize("update", [KNOWN, UPDATE], ids=str)
-@pytest.mark.parametrize("case", PADDED, ids=str)
-def check_rows_of_another_length(case, update):
-    compare_with_rows_as_they_are("cpu", case, update, torch.float32)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("switches", [{}, {"stale": True}, {"per_sample": False, "stale": True}])
-def check_a_layer_with_longer_rows(switches, bias, monkeypatch):
-    monkeypatch.setattr("virtualgrad.operators.channels.MANY", 1)
-
-    def gradients(pitches):
-        torch.manual_seed(0)
-        layer = torch.nn.Linear(3, 9, bias=bias)  # 36 bytes
-        optimizer = SVGD(layer, 0.1, scale=0.5, eps=1e-3, **switches)
-        made = []
-        with monkeypatch.context() as patch:
-            find = kernels._pitch if pitches else lambda *_: None
-            patch.setattr(kernels, "_pitch", lambda *given: made.append(find(*given)) or made[-1])
-            for _ in range(2):
-                layer(torch.randn(4, 5, 3)).square().mean().backward()
-                optimizer.step()
-        assert made == [12 if pitches else None]
-        return [p.grad for p in layer.parameters()]
-
-    for one, other in zip(gradients(True), gradients(False), strict=True):
-        assert one.is_contiguous()
-        torch.testing.assert_close(one, other)
-
-
-def test_how_long_rows_are_to_be() -> None:
-    assert [pitch_of(50257, size) for size in (2, 4)] == [50264, 50260]
-    assert pitch_of(50257, 8) == 50258
-    assert pitch_of(768, 2) == 768
-    assert pitch_of(1001, 4) == 1004
-    assert pitch_of(10, 2) == 10  # nothing to gain
-
-
-def test_only_rows_that_a_layer_can_use_are_longer() -> None:
-    g, wants = torch.empty(4, 3, 1001), Channels(2, may_pad=True)
-    assert kernels._pitch(g, 0, wants) == 1004
-    assert kernels._pitch(g, 0, None) is None
-    assert kernels._pitch(g, 0, Channels(2)) is None
-    assert kernels._pitch(g, 0, Channels(1, may_pad=True)) is None
-    assert kernels._pitch(g[..., :1000], 0, wants) is None
-    assert kernels._pitch(strided((4, 3, 1001), 0, 2, 1), 0, wants) is None
-
-
 def check_a_norm_in_another_order_is_taken_in():
     g = gradient((5, 16, 6, 4), CHANNELS_LAST, torch.float32)
     r = torch.rand_like(g[0])
@@ -309,16 +228,6 @@ LARGE: list[Case] = [
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_totals_on_a_gpu(case: Case, variant: Variant, total: Total) -> None:
     compare_with_oracle("cuda", case, variant, total)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@needs_triton
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("update", [KNOWN, UPDATE], ids=str)
-@pytest.mark.parametrize("case", [*PADDED, ((8, 300, 1001), CONTIGUOUS, None)], ids=str)
-def test_rows_of_another_length_on_a_gpu(case: Case, update: Update, dtype: torch.dtype) -> None:
-    compare_with_rows_as_they_are("cuda", case, update, dtype)
 
 
 # ---------------------------------------------------------------- where it steps aside
