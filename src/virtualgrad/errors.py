@@ -54,6 +54,10 @@ class CheckpointError(VirtualGradError, RuntimeError):
     """A checkpoint that cannot be written or is damaged, or a folder in which none is whole."""
 
 
+class NativeBuildError(VirtualGradError, RuntimeError):
+    """The layers in C++ cannot be built here."""
+
+
 class DamagedCheckpointWarning(VirtualGradError, UserWarning):
     """A checkpoint is truncated or altered: it is passed over, and the one before it is used."""
 

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 
 from virtualgrad.sites import Site
 from virtualgrad.sites.functions import FunctionRule
 from virtualgrad.sites.site import CONVOLUTION_OPS
 from virtualgrad.virtual.convolutions import Convolution, Geometry, geometry
 from virtualgrad.virtual.layer_norms import LayerNorm, layer_norm_arguments
+from virtualgrad.virtual.native_layers import Run, native_layer
 from virtualgrad.virtual.norms import BatchNorm, batch_norm_arguments
 from virtualgrad.virtual.ops import Transforms, hold_fixed
 from virtualgrad.virtual.products import PRODUCTS
@@ -100,12 +102,24 @@ class Fused:
 
     def run(self, transforms: Transforms, x: Tensor) -> Tensor:
         """Run the op on an input."""
+        in_cpp = self._in_cpp()
+        if in_cpp is not None:
+            (x,) = unwrap_dead_wrappers((x,))  # of functorch, as torch's apply does
+            return in_cpp(transforms, x)
         ahead = (transforms,) if self.shape is None else (transforms, self.shape)
         sigma: Tensor = self.function.apply(*ahead, x, *self.others)
         return sigma
 
-    def again(self) -> Callable[[Transforms, Tensor], Tensor]:
-        """The same for later calls, made for speed: torch's ``apply`` without what it asks first.
+    def again(self) -> Run:
+        """The same for later calls, made for speed."""
+        return self._in_cpp() or self._by_python()
+
+    def _in_cpp(self) -> Run | None:
+        """The op as a node of C++, where there is one for it, and it was built."""
+        return native_layer(self.function, self.others, self.shape, self._by_python())
+
+    def _by_python(self) -> Run:
+        """The op as a node of Python: torch's ``apply`` without what it asks first.
 
         (Whether functorch is at work, which the caller knows, and tensors that it left behind.)
         """

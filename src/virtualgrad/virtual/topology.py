@@ -11,6 +11,7 @@ encapsulation 1, and the way to try an operator on a program that cannot be chan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -133,7 +134,10 @@ def _refuse_hidden_ops(loss: Tensor, sites: list[GraphSite]) -> None:
 def _function_of(node: Any) -> str:
     """Full name of the torch.autograd.Function that made a node; empty for one of torch's own."""
     function = getattr(type(node), "_forward_cls", None)
-    return "" if function is None else f"{function.__module__}.{function.__qualname__}"
+    if function is not None:
+        return f"{function.__module__}.{function.__qualname__}"
+    in_cpp = re.match(r"torch::autograd::CppNode<(.*)>", node.name())
+    return "" if in_cpp is None else in_cpp[1].replace("::", ".")
 
 
 def _require_finite(places: list[str]) -> None:

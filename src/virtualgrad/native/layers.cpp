@@ -1,0 +1,365 @@
+// Encapsulation 1 in C++: a linear layer and a convolution as nodes of autograd's graph.
+//
+//     sigma = f(x, W) + b;      g to x,   T(g) to W, and to b if it has a T
+//
+// A node of Python costs as much time as the layers of a small network. These cost what torch's own
+// cost. They do what virtualgrad.virtual.products.Linear and .convolutions.Convolution do, op by
+// op, in the plainest pass of all, the one of a training step; T itself is asked in Python, and any
+// other pass goes to the backward of those two.
+//
+// Layout of this file: what a layer is, what a node keeps, what a backward pass asks, the two
+// layers, the module.
+
+#include <ATen/ATen.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace virtualgrad {  // by which virtual_grad knows the nodes of an attached optimizer
+
+namespace py = pybind11;
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+using MaybeTensor = std::optional<Tensor>;
+using Sizes = std::vector<int64_t>;
+
+// ------------------------------------------------------------------------------------ a layer
+
+// What is the same in all passes through a layer.
+struct Layer : torch::CustomClassHolder {
+  Tensor weight;
+  MaybeTensor bias;
+  py::object python;     // (transforms, x) -> sigma, by the Function of Python
+  py::object incoming;   // (transform, g, x, in_rows, total) -> Incoming, the plainest pass
+  py::object by_python;  // (saved, needed, transforms, dtypes, g) -> gradients, any other
+
+  Layer(Tensor weight, MaybeTensor bias, py::object python, py::object incoming,
+        py::object by_python)
+      : weight(std::move(weight)),
+        bias(std::move(bias)),
+        python(std::move(python)),
+        incoming(std::move(incoming)),
+        by_python(std::move(by_python)) {}
+};
+
+// Geometry.in_backward of virtualgrad.virtual.convolutions.
+struct ConvolutionLayer : Layer {
+  Sizes stride, padding, dilation, output_padding;
+  bool transposed;
+  int64_t groups;
+
+  ConvolutionLayer(Tensor weight, MaybeTensor bias, py::object python, py::object incoming,
+                   py::object by_python,
+                   std::tuple<Sizes, Sizes, Sizes, bool, Sizes, int64_t> geometry)
+      : Layer(std::move(weight), std::move(bias), std::move(python), std::move(incoming),
+              std::move(by_python)) {
+    std::tie(stride, padding, dilation, transposed, output_padding, groups) = std::move(geometry);
+  }
+
+  Tensor forward(const Tensor& x, const Tensor& w) const {
+    return at::convolution(x, w, bias, stride, padding, dilation, transposed, output_padding,
+                           groups);
+  }
+
+  std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& g, const Tensor& x, const Tensor& w,
+                                              std::array<bool, 3> mask) const {
+    at::OptionalIntArrayRef sizes;
+    if (bias.has_value()) sizes = bias->sizes();
+    return at::convolution_backward(g, x, w, sizes, stride, padding, dilation, transposed,
+                                    output_padding, groups, mask);
+  }
+};
+
+// ---------------------------------------------------------------------------- what a node keeps
+
+// The transforms of a pass, with its layer and the dtypes of x and W. Python's objects are let go
+// with the GIL held, wherever the graph ends.
+struct Kept : torch::CustomClassHolder {
+  py::object transforms;
+  c10::intrusive_ptr<Layer> layer;
+  at::ScalarType x_dtype, weight_dtype;
+  std::array<bool, 3> needed;
+
+  Kept(py::object transforms, c10::intrusive_ptr<Layer> layer, const Tensor& x)
+      : transforms(std::move(transforms)),
+        layer(std::move(layer)),
+        x_dtype(x.scalar_type()),
+        weight_dtype(this->layer->weight.scalar_type()),
+        needed{x.requires_grad(), this->layer->weight.requires_grad(),
+               this->layer->bias.has_value() && this->layer->bias->requires_grad()} {}
+
+  ~Kept() override {
+    if (Py_IsInitialized()) {
+      py::gil_scoped_acquire gil;
+      transforms = py::object();
+      layer.reset();
+    } else {  // the interpreter is gone, and its objects with it
+      transforms.release();
+      layer.release();
+    }
+  }
+};
+
+Tensor as_dtype(const Tensor& tensor, at::ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
+}
+
+// The factors of a product in the dtype in which autocast would run it.
+std::pair<Tensor, Tensor> in_autocast(const Tensor& x, const Tensor& weight) {
+  const auto device = x.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) return {x, weight};
+  const auto dtype = at::autocast::get_autocast_dtype(device);
+  const auto cast = [&](const Tensor& tensor) {
+    const auto own = tensor.scalar_type();
+    const bool is_cast = own == at::kFloat || own == at::kBFloat16 || own == at::kHalf;
+    return is_cast ? as_dtype(tensor, dtype) : tensor;
+  };
+  return {cast(x), cast(weight)};
+}
+
+constexpr auto KEPT = "kept";
+
+const Kept& kept_in(AutogradContext* ctx) {
+  return *c10::static_intrusive_pointer_cast<Kept>(ctx->saved_data[KEPT].toCapsule());
+}
+
+void keep(AutogradContext* ctx, const py::object& transforms,
+          const c10::intrusive_ptr<Layer>& layer, const Tensor& x, variable_list saved) {
+  ctx->set_materialize_grads(false);
+  ctx->saved_data[KEPT] =
+      c10::IValue::make_capsule(c10::make_intrusive<Kept>(transforms, layer, x));
+  ctx->save_for_backward(std::move(saved));
+}
+
+// ------------------------------------------------------------------ what a backward pass asks for
+
+// Incoming of virtualgrad.operators.channels.
+struct Incoming {
+  Tensor g;
+  MaybeTensor rows, total, weight, padded;
+
+  explicit Incoming(const py::tuple& made)
+      : g(made[0].cast<Tensor>()),
+        rows(made[1].cast<MaybeTensor>()),
+        total(made[2].cast<MaybeTensor>()),
+        weight(made[3].cast<MaybeTensor>()),
+        padded(made[4].cast<MaybeTensor>()) {}
+
+  Tensor scaled(Tensor gradient) const {
+    if (!rows.has_value()) return gradient;
+    Sizes shape(gradient.dim(), 1);
+    shape[0] = -1;
+    return at::mul_out(gradient, gradient, rows->view(shape));  // it is nobody else's yet
+  }
+};
+
+// One backward pass through a node: g, and the saved x and W.
+struct Passage {
+  AutogradContext* ctx;
+  const Kept& kept;
+  Tensor g, x, weight;
+  bool has_bias;
+
+  Passage(AutogradContext* ctx, const Tensor& g)
+      : ctx(ctx), kept(kept_in(ctx)), g(g), has_bias(kept.layer->bias.has_value()) {
+    const auto saved = ctx->get_saved_variables();
+    x = saved[0];
+    weight = saved[1];
+  }
+
+  // Whether the pass goes on to x (0), W (1) or b (2).
+  bool wants(size_t operand) const {
+    return kept.needed[operand] && ctx->needs_input_grad(operand);
+  }
+
+  // T(g), in the plainest pass: one T, for W, which is wanted, and the same or none for b; x an
+  // activation; a graph that is not kept, and was not. None: another one. (The GIL is held.)
+  std::optional<Incoming> incoming(bool in_rows) const {
+    if (at::GradMode::is_enabled() || torch::autograd::get_current_graph_task_keep_graph()) {
+      return std::nullopt;
+    }
+    const auto transforms = py::cast<py::dict>(kept.transforms);
+    if (!wants(1) || !transforms.contains("weight") || transforms.contains("input")) {
+      return std::nullopt;
+    }
+    const py::object transform = transforms["weight"];
+    const bool serves_bias = transforms.contains("bias");
+    if (serves_bias && !transform.is(transforms["bias"])) return std::nullopt;
+    if (serves_bias && kept.needed[2] && !wants(2)) return std::nullopt;
+    if (py::len(transform.attr("current").attr("kept")) != 0) return std::nullopt;
+    py::object total = py::none();
+    if (kept.needed[2]) total = py::str(serves_bias ? "T(g)" : "g");
+    return Incoming(kept.layer->incoming(transform, g, x, in_rows, total));
+  }
+
+  // Whether b pulls back what W does, and not the true g.
+  bool bias_has_transform() const { return py::cast<py::dict>(kept.transforms).contains("bias"); }
+
+  // The gradients of x, W and b by the backward of Python. (The GIL is held.)
+  variable_list by_python() const {
+    const auto dtypes = py::make_tuple(py::cast(kept.x_dtype), py::cast(kept.weight_dtype));
+    const auto saved = py::make_tuple(py::cast(x), py::cast(weight));
+    const py::tuple made = kept.layer->by_python(saved, kept.needed, kept.transforms, dtypes, g);
+    variable_list found;
+    for (const auto& each : made) found.push_back(each.is_none() ? Tensor() : each.cast<Tensor>());
+    return found;
+  }
+};
+
+// In the places of what apply takes: the transforms, the layer, x, W and b.
+variable_list in_places(Tensor x, Tensor weight, Tensor bias) {
+  return {Tensor(), Tensor(), std::move(x), std::move(weight), std::move(bias)};
+}
+
+// ------------------------------------------------------------------------------------ the layers
+
+Tensor rows_of(const Tensor& tensor) {
+  return tensor.dim() == 2 ? tensor : tensor.reshape({-1, tensor.size(-1)});
+}
+
+struct Linear : Function<Linear> {
+  static Tensor forward(AutogradContext* ctx, const py::object& transforms,
+                        const c10::intrusive_ptr<Layer>& layer, const Tensor& x,
+                        const Tensor& weight, const MaybeTensor& bias) {
+    const auto [factor, other] = in_autocast(x, weight);
+    keep(ctx, transforms, layer, x,
+         {weight.requires_grad() ? factor : Tensor(), x.requires_grad() ? other : Tensor()});
+    py::gil_scoped_release others_may_run;
+    const auto sigma = at::linear(factor, other, bias);
+    // Of a view no op in place is allowed behind a node: the same memory, but none.
+    return sigma.is_view() ? at::_unsafe_view(sigma, sigma.sizes()) : sigma;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return in_places({}, {}, {});
+    const Passage pass(ctx, grads[0]);
+    const auto& g = pass.g;
+    std::optional<Incoming> made;
+    bool serves_bias;
+    {
+      py::gil_scoped_acquire gil;
+      made = pass.incoming(pass.kept.layer->weight.numel() < g.numel());
+      if (!made) {
+        const auto found = pass.by_python();
+        return in_places(found[0], found[1], found[2]);
+      }
+      serves_bias = pass.bias_has_transform();
+    }
+    at::AutoDispatchBelowADInplaceOrView unrecorded;
+    Tensor of_x, of_bias;
+    auto of_weight = at::mm(rows_of(made->padded.value_or(made->g)).t(),
+                            as_dtype(rows_of(pass.x), g.scalar_type()));
+    if (made->padded) of_weight = of_weight.narrow(0, 0, g.size(-1));
+    of_weight = made->scaled(as_dtype(of_weight, pass.kept.weight_dtype));
+    if (pass.wants(2)) {
+      const auto& of = serves_bias ? made->g : g;
+      of_bias = made->total ? *made->total : rows_of(of).sum(0);
+      of_bias = as_dtype(of_bias, pass.kept.layer->bias->scalar_type());
+      if (serves_bias) of_bias = made->scaled(of_bias);
+    }
+    made.reset();  // and T(g) with it, before there is a gradient of x
+    if (pass.wants(0)) {
+      auto shape = g.sizes().vec();
+      shape.back() = pass.weight.size(1);
+      of_x = at::mm(rows_of(g), as_dtype(pass.weight, g.scalar_type())).view(shape);
+      of_x = as_dtype(of_x, pass.kept.x_dtype);
+    }
+    return in_places(of_x, of_weight, of_bias);
+  }
+};
+
+struct Convolution : Function<Convolution> {
+  static Tensor forward(AutogradContext* ctx, const py::object& transforms,
+                        const c10::intrusive_ptr<Layer>& layer, const Tensor& x,
+                        const Tensor& weight, const MaybeTensor& /* in the layer */) {
+    const auto [factor, other] = in_autocast(x, weight);
+    keep(ctx, transforms, layer, x, {factor, other});
+    py::gil_scoped_release others_may_run;
+    return static_cast<const ConvolutionLayer&>(*layer).forward(factor, other);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return in_places({}, {}, {});
+    Passage pass(ctx, grads[0]);
+    const auto& g = pass.g;
+    const auto& layer = static_cast<const ConvolutionLayer&>(*pass.kept.layer);
+    std::optional<Incoming> made;
+    bool serves_bias;
+    const auto x = as_dtype(pass.x, g.scalar_type());
+    {
+      py::gil_scoped_acquire gil;
+      pass.x = x;
+      made = pass.incoming(layer.weight.numel() < g.numel() && !layer.transposed);
+      if (!made) {
+        const auto found = pass.by_python();
+        return in_places(found[0], found[1], found[2]);
+      }
+      serves_bias = pass.bias_has_transform();
+    }
+    at::AutoDispatchBelowADInplaceOrView unrecorded;
+    const auto weight = as_dtype(pass.weight, g.scalar_type());
+    const bool wants_bias = pass.wants(2), of_true_g = made->g.is_same(g);
+    Tensor of_x, of_weight, of_bias;
+    if (made->weight) {
+      of_weight = as_dtype(*made->weight, pass.kept.weight_dtype);
+    } else {  // with it, whatever is to pull back the same
+      const bool with_bias = wants_bias && !made->total && (serves_bias || of_true_g);
+      std::tie(of_x, of_weight, of_bias) =
+          layer.backward(made->g, x, weight, {pass.wants(0) && of_true_g, true, with_bias});
+      of_weight = made->scaled(as_dtype(of_weight, pass.kept.weight_dtype));
+    }
+    if (wants_bias) {
+      if (made->total) of_bias = *made->total;
+      if (!of_bias.defined()) of_bias = sum_of_channels(serves_bias ? made->g : g);
+      of_bias = as_dtype(of_bias, layer.bias->scalar_type());
+      if (serves_bias) of_bias = made->scaled(of_bias);
+    }
+    made.reset();  // and T(g) with it, before more is made
+    if (pass.wants(0)) {
+      if (!of_x.defined()) of_x = std::get<0>(layer.backward(g, x, weight, {true, false, false}));
+      of_x = as_dtype(of_x, pass.kept.x_dtype);
+    }
+    return in_places(of_x, of_weight, of_bias);
+  }
+
+  static Tensor sum_of_channels(const Tensor& g) {
+    Sizes others;
+    for (int64_t axis = 0; axis < g.dim(); ++axis) {
+      if (axis != 1) others.push_back(axis);
+    }
+    return g.sum(others);
+  }
+};
+
+// Run a layer; where others watch torch's functions, by the Function of Python, whose op they see.
+template <typename Node, typename Kind>
+Tensor run(const c10::intrusive_ptr<Kind>& layer, const py::object& transforms, const Tensor& x) {
+  const c10::intrusive_ptr<Layer> plain = layer;
+  if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) {
+    return plain->python(transforms, x).template cast<Tensor>();
+  }
+  return Node::apply(transforms, plain, x, plain->weight, plain->bias);
+}
+
+}  // namespace virtualgrad
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace virtualgrad;
+  module.doc() = "Layers of encapsulation 1 as nodes of C++ (virtualgrad.native).";
+  py::class_<Layer, c10::intrusive_ptr<Layer>>(module, "Linear")
+      .def(py::init<Tensor, MaybeTensor, py::object, py::object, py::object>())
+      .def("__call__", &run<Linear, Layer>);
+  py::class_<ConvolutionLayer, c10::intrusive_ptr<ConvolutionLayer>>(module, "Convolution")
+      .def(py::init<Tensor, MaybeTensor, py::object, py::object, py::object,
+                    std::tuple<Sizes, Sizes, Sizes, bool, Sizes, int64_t>>())
+      .def("__call__", &run<Convolution, ConvolutionLayer>);
+}

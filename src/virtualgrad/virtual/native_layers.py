@@ -1,0 +1,115 @@
+"""Encapsulation 1, layers whose node is one of C++, where :mod:`virtualgrad.native` was built.
+
+Such a node asks here for T(g) in the plainest pass of all, and for everything in any other: then
+the backward of the Function of Python runs in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from virtualgrad import native
+from virtualgrad.operators import kernels
+from virtualgrad.operators.channels import Channels, Convolved, Incoming, Total
+from virtualgrad.virtual.convolutions import Convolution, Geometry
+from virtualgrad.virtual.ops import Transform, Transforms
+from virtualgrad.virtual.products import Linear
+
+Gradients = tuple[Any, ...]
+"""Of x, weight and bias; None where one is not asked for."""
+
+Run = Callable[[Transforms, Tensor], Tensor]
+"""(transforms, input) -> sigma."""
+
+
+def native_layer(
+    function: Any, others: tuple[Any, ...], shape: Geometry | None, python: Run
+) -> Run | None:
+    """A layer with a node of C++; None where there is none for its op, or none was built.
+
+    Args:
+        function: the Function of Python that it stands for.
+        others: what that takes behind its input: weight and bias, as a rule.
+        shape: of a convolution.
+        python: runs the layer by that Function.
+    """
+    built = native.layers() if function in (Linear, Convolution) else None
+    if built is None or not all(other is None or type(other) in PLAIN for other in others):
+        return None
+    weight, bias = others
+    run: Run
+    if shape is None:
+        run = built.Linear(
+            weight, bias, python, _incoming_of_linear, _linear_by_python(weight, bias)
+        )
+    else:
+        run = built.Convolution(
+            weight,
+            bias,
+            python,
+            _incoming_of_convolution(weight, shape),
+            _convolution_by_python(bias, shape),
+            shape.in_backward,
+        )
+    return run
+
+
+PLAIN = (Tensor, nn.Parameter)
+"""Types of tensors that a node of C++ may compute with: not shards, say."""
+
+
+def _incoming_of_linear(
+    transform: Transform, g: Tensor, x: Tensor, in_rows: bool, total: Total | None
+) -> Incoming:
+    return transform.for_layer(g, Channels(g.dim() - 1, in_rows, total, may_pad=True))
+
+
+def _incoming_of_convolution(weight: Tensor, shape: Geometry) -> Callable[..., Incoming]:
+    def incoming(
+        transform: Transform, g: Tensor, x: Tensor, in_rows: bool, total: Total | None
+    ) -> Incoming:
+        convolved = None
+        if shape.window is not None and kernels.may_launch(g.device):
+            convolved = Convolved(x, weight.shape[2:], shape.window)
+        return transform.for_layer(g, Channels(1, in_rows, total, convolved=convolved))
+
+    return incoming
+
+
+def _linear_by_python(weight: Tensor, bias: Tensor | None) -> Callable[..., Gradients]:
+    def gradients(
+        saved: Any, needed: Any, transforms: Transforms, dtypes: Any, g: Tensor
+    ) -> Gradients:
+        ctx = _context(saved, (False, *needed), transforms)
+        ctx.dtypes = (*dtypes, None if bias is None else bias.dtype)
+        ctx.size = weight.numel()
+        return Linear.backward(ctx, g)[1:]
+
+    return gradients
+
+
+def _convolution_by_python(bias: Tensor | None, shape: Geometry) -> Callable[..., Gradients]:
+    def gradients(
+        saved: Any, needed: Any, transforms: Transforms, dtypes: Any, g: Tensor
+    ) -> Gradients:
+        ctx = _context(saved, (False, False, *needed), transforms)
+        ctx.dtypes, ctx.shape = dtypes, shape
+        ctx.bias = None if bias is None else (list(bias.shape), bias.dtype)
+        return Convolution.backward(ctx, g)[2:]
+
+    return gradients
+
+
+def _context(saved: Any, needed: tuple[bool, ...], transforms: Transforms) -> SimpleNamespace:
+    """What the backward of a Function asks of its ctx."""
+    return SimpleNamespace(
+        saved_tensors=saved,
+        needs_input_grad=needed,
+        next_functions=torch._C._current_autograd_node().next_functions,
+        transforms=transforms,
+    )
