@@ -6,6 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from virtualgrad import native
 from virtualgrad.lab.bench import command, measure
 from virtualgrad.lab.bench.methods import METHODS
 from virtualgrad.lab.bench.modes import MODES, PRECISIONS
@@ -63,7 +64,10 @@ def test_a_whole_run_and_its_table(tmp_path):
     ("arguments", "words"),
     [
         (["--models", "alexnet"], "'alexnet' is none of mlp, vgg, resnet20, resnet50, vit, gpt2"),
-        (["--modes", "lazy"], "'lazy' is none of eager, graphed, compiled, compiled+graphed"),
+        (
+            ["--modes", "lazy"],
+            "'lazy' is none of eager, native, graphed, compiled, compiled+graphed",
+        ),
         (["--dtypes", "fp8"], "'fp8' is none of fp32, tf32, bf16"),
         (["--optimizers", "lion"], "'lion' is none of sgd, momentum, rmsprop, adam, adam-fused,"),
         (["--compile-models", "x"], "'x' is none of mlp, vgg"),
@@ -93,7 +97,8 @@ def test_inputs_that_do_not_fit_become_rows(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr("virtualgrad.lab.bench.run.Workshop", too_large)
-    result = run("--models", "mlp", "--optimizers", "sgd", *QUICK, "--out", tmp_path)
+    two = ("--modes", "eager,compiled")
+    result = run("--models", "mlp", *two, "--optimizers", "sgd", *QUICK, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert [row["error"] for row in rows_in(tmp_path)] == ["OutOfMemoryError: no room"] * 2
 
@@ -133,11 +138,24 @@ def test_defaults_depend_on_the_device():
     assert [p.name for p in precisions_on(cpu, "")[0]] == ["fp32"]
     assert [p.name for p in precisions_on(gpu, "")[0]] == ["tf32", "bf16"]
     assert [p.name for p in precisions_on(cpu, "tf32,fp32,bf16")[0]] == ["fp32", "bf16"]
-    assert len(modes_on(gpu, "")[0]) == 4 and modes_on(cpu, "eager")[1] == ""
+    assert modes_on(cpu, "eager")[1] == ""
+
+
+def test_modes_that_cannot_be_run_here_are_left_out_with_a_reason(monkeypatch):
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(native, "layers", lambda: None)
+    modes, sentence = modes_on(gpu, "")
+    assert [mode.name for mode in modes] == ["eager", "graphed", "compiled", "compiled+graphed"]
+    assert sentence == (
+        "Left out: native. The layers in C++ are not built: python -m virtualgrad.native."
+    )
+    monkeypatch.setattr(native, "layers", lambda: native)
+    modes, sentence = modes_on(gpu, "eager,native")
+    assert [mode.name for mode in modes] == ["eager", "native"] and not sentence
 
 
 def test_what_only_the_host_does_is_measured_eagerly():
     cases = plan([NETWORKS["mlp"]], [PRECISIONS["fp32"]], [*MODES.values()], (*METHODS.values(),))
     unchecked = {case.mode.name: METHODS["svgd-unchecked"] in case.methods for case in cases}
-    assert unchecked == {name: name == "eager" for name in MODES}
+    assert unchecked == {name: name in ("eager", "native") for name in MODES}
     assert all(METHODS["svgd-released"] in case.methods for case in cases)

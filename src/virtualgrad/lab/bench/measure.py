@@ -11,7 +11,7 @@ import torch
 from virtualgrad.lab.bench.floor import Counts, floor_ratio
 from virtualgrad.lab.bench.memory import allocated, peak_beyond, release
 from virtualgrad.lab.bench.methods import REFERENCE, Method
-from virtualgrad.lab.bench.modes import MODES, Mode, Precision
+from virtualgrad.lab.bench.modes import MODES, Mode, Precision, layers_in
 from virtualgrad.lab.bench.networks import Network
 from virtualgrad.lab.bench.rows import Row
 from virtualgrad.lab.bench.timing import Step, Timings, clock_of, interleave, reason
@@ -79,7 +79,7 @@ def measure(
     setup, made, turns = workshop.setup, _Made(), turns or Turns()
     with turns.choosing():
         _choose_kernels(case, workshop)
-    with turns.making():
+    with turns.making(), layers_in(case.mode):
         _make_all(case, workshop, on_block, made)
     with turns.measuring():
         made.timings = interleave(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from virtualgrad import native
+
 
 @dataclass(frozen=True)
 class Mode:
@@ -19,17 +21,20 @@ class Mode:
             backward; the optimizer's step stays as it is.
         graphed: The whole step is captured in a CUDA graph and replayed, so that the time is the
             GPU's own and not the host's.
+        native: Layers with a T are nodes of C++ (`python -m virtualgrad.native`), not of Python.
     """
 
     name: str
     compiled: bool = False
     graphed: bool = False
+    native: bool = False
 
 
 MODES = {
     mode.name: mode
     for mode in (
         Mode("eager"),
+        Mode("native", native=True),
         Mode("graphed", graphed=True),
         Mode("compiled", compiled=True),
         Mode("compiled+graphed", compiled=True, graphed=True),
@@ -60,6 +65,16 @@ PRECISIONS = {
         Precision("bf16", autocast=True),
     )
 }
+
+
+@contextmanager
+def layers_in(mode: Mode) -> Iterator[None]:
+    """Have layers that are run first while the block lasts as nodes of C++, or of Python."""
+    native.use(mode.native)
+    try:
+        yield
+    finally:
+        native.use(True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 import typer
 
+from virtualgrad import native
 from virtualgrad.lab.bench.measure import Case
 from virtualgrad.lab.bench.methods import METHODS, REFERENCE, Method
 from virtualgrad.lab.bench.modes import MODES, PRECISIONS, Mode, Precision
@@ -58,11 +59,18 @@ def methods_named(given: str) -> tuple[Method, ...]:
 def modes_on(device: torch.device, given: str) -> tuple[list[Mode], str]:
     """The modes that a device can run, and a sentence about the others."""
     chosen = named(given, MODES, "modes")
-    if device.type == "cuda":
-        return chosen, ""
-    left_out = [mode.name for mode in chosen if mode.graphed]
-    sentence = f"Left out: {', '.join(left_out)}. A CUDA graph needs a CUDA device."
-    return [mode for mode in chosen if not mode.graphed], sentence if left_out else ""
+    reasons = {mode: reason for mode in chosen if (reason := _why_not(mode, device)) is not None}
+    left_out = [f"Left out: {mode.name}. {reason}" for mode, reason in reasons.items()]
+    return [mode for mode in chosen if mode not in reasons], " ".join(left_out)
+
+
+def _why_not(mode: Mode, device: torch.device) -> str | None:
+    """Why a device, or this installation, cannot run a mode; None if it can."""
+    if mode.graphed and device.type != "cuda":
+        return "A CUDA graph needs a CUDA device."
+    if mode.native and native.layers() is None:
+        return "The layers in C++ are not built: python -m virtualgrad.native."
+    return None
 
 
 def precisions_on(device: torch.device, given: str) -> tuple[list[Precision], str]:
