@@ -160,10 +160,12 @@ class Running:
             self.compiled.gradient.copy_(self.gradient / self.loss_scale)
         self.begin_anew()
 
-    def witness(self) -> Tensor:
-        """A tensor that is finite if every g since the last commit was."""
+    def witness(self) -> Tensor | None:
+        """A tensor that is finite if every g since the last commit was; None if there was none."""
         if self.compiled is not None:
             return self.compiled.candidate
+        if not self.elements:
+            return None
         kept = self.gradient if self.norm is None else self.norm
         return self.r if kept is None else kept
 
