@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any
 
@@ -36,24 +36,18 @@ class FiniteCheck:
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Look at some more tensors."""
-        # By the number of the device, as the GradScaler does: it is made sooner than a device.
-        kinds = [
-            (each.get_device(), each.dtype) if type(each) in PLAIN else None for each in tensors
-        ]
-        alike: dict[tuple[int, torch.dtype] | None, list[int]] = {}
-        for place, kind in enumerate(kinds, len(self._tensors)):
-            alike.setdefault(kind, []).append(place)
-        others: list[int] = []
+        if not tensors:
+            return
+        first = len(self._tensors)
         self._tensors += tensors
-        for kind, group in alike.items():
-            device = self._tensors[group[0]].device
-            found = None
-            if kind is not None and kind[1].is_floating_point:
-                found = _look([self._tensors[place] for place in group], device)
+        others: list[int] = []
+        for group in _alike(tensors):
+            found = _look([tensors[place] for place in group])
+            places = [first + place for place in group]
             if found is None:
-                others += group
+                others += places
             else:
-                self._found.setdefault(device, []).append((group, found))
+                self._found.setdefault(found.device, []).append((places, found))
         if others:
             self._ask_for_norms(others)
 
@@ -102,9 +96,35 @@ def nonfinite_indices(tensors: Sequence[Tensor]) -> list[int]:
     return check.nonfinite()
 
 
-def _look(tensors: list[Tensor], device: torch.device) -> Tensor | None:
+def _alike(tensors: Sequence[Tensor]) -> Iterable[Sequence[int]]:
+    """The places of tensors that can be looked at together, or not at all."""
+    if _are_all_alike(tensors):
+        return [range(len(tensors))]
+    groups: dict[tuple[int, torch.dtype] | None, list[int]] = {}
+    for place, each in enumerate(tensors):
+        kind = (each.get_device(), each.dtype) if type(each) in PLAIN else None
+        groups.setdefault(kind, []).append(place)
+    return groups.values()
+
+
+def _are_all_alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether all are plain tensors of one device and dtype, as they are as a rule.
+
+    By the number of the device, as the GradScaler does: it is made sooner than a device.
+    """
+    return (
+        len({each.get_device() for each in tensors}) == 1
+        and len({each.dtype for each in tensors}) == 1
+        and set(map(type, tensors)).issubset(PLAIN)
+    )
+
+
+def _look(tensors: list[Tensor]) -> Tensor | None:
     """One if some tensor is not finite, else zero; None where that cannot be asked."""
-    found, one = torch.zeros(1, device=device), torch.ones(1, device=device)
+    some = tensors[0]
+    if type(some) not in PLAIN or not some.is_floating_point():
+        return None
+    found, one = torch.zeros(1, device=some.device), torch.ones(1, device=some.device)
     try:
         torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
     except RuntimeError:  # a dtype or a device that it does not know, an expanded gradient

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators.compiled import LARGE, Compiled
+from virtualgrad.operators.numbers import add_to_all, dtype_on_cpu, multiply_all
 from virtualgrad.operators.pieces import in_pieces
 from virtualgrad.operators.statistic import mean_square
 from virtualgrad.sites import Site
@@ -30,6 +31,7 @@ class Running:
     Attributes:
         r: the running mean as of the last commit. It lies in memory as sigma does, sample by
             sample, so that the two are read side by side.
+        on_cpu: the dtype of r, and of the factor, on a CPU; None elsewhere (:mod:`.numbers`).
         committed: whether there is an r to be saved.
         site: the site as it was last seen; what follows is read off its layout.
         view: the shape in which its axes are counted, where that is not sigma's own.
@@ -73,6 +75,7 @@ class Running:
 
     def __init__(self, r: Tensor, *, committed: bool) -> None:
         self.r = r
+        self.on_cpu = dtype_on_cpu(r)
         self.committed = committed
         self.kernels: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
@@ -157,10 +160,12 @@ class Running:
             self.compiled.gradient.copy_(self.gradient / self.loss_scale)
         self.begin_anew()
 
-    def witness(self) -> Tensor:
-        """A tensor that is finite if every g since the last commit was."""
+    def witness(self) -> Tensor | None:
+        """A tensor that is finite if every g since the last commit was; None if there was none."""
         if self.compiled is not None:
             return self.compiled.candidate
+        if not self.elements:
+            return None
         kept = self.gradient if self.norm is None else self.norm
         return self.r if kept is None else kept
 
@@ -174,24 +179,29 @@ def commit_all(sites: Sequence[Running]) -> None:
     """Make the new running means of all sites that were reached, and forget what made them."""
     compiled = [site.compiled for site in sites if site.compiled is not None]
     _copy_and_count_anew(compiled, [(kept.r, kept.candidate) for kept in compiled])
-    groups: dict[float, list[Running]] = {}
+    groups: dict[tuple[float, torch.dtype | None], list[Running]] = {}
     for site in sites:
         if site.elements:
-            groups.setdefault(site.rho, []).append(site)
-    for rho, group in groups.items():
-        torch._foreach_mul_([site.r for site in group], rho)
-        sampled = [site for site in group if site.norm is not None]
-        norms: list[Any] = [site.norm for site in sampled]
-        if sampled:
-            weights = [site.weight for site in sampled]
-            torch._foreach_addcmul_([site.r for site in sampled], norms, norms, weights)
-        for site in group:
-            if site.gradient is not None:
-                weight = (1 - rho) / site.loss_scale**2
-                site.r.add_(mean_square(site.gradient, site.averaged), alpha=weight)
+            groups.setdefault((site.rho, site.on_cpu), []).append(site)
+    for (rho, on_cpu), group in groups.items():
+        multiply_all([site.r for site in group], rho, on_cpu)
+        _add_statistics(group, rho)
     for site in sites:
         site.committed = site.committed or site.reached
         site.begin_anew()
+
+
+def _add_statistics(group: Sequence[Running], rho: float) -> None:
+    """Add what backward passes have brought to means that have decayed by rho already."""
+    sampled = [site for site in group if site.norm is not None]
+    if sampled:
+        norms: list[Any] = [site.norm for site in sampled]
+        weights = [site.weight for site in sampled]
+        torch._foreach_addcmul_([site.r for site in sampled], norms, norms, weights)
+    for site in group:
+        if site.gradient is not None:
+            weight = (1 - rho) / site.loss_scale**2
+            site.r.add_(mean_square(site.gradient, site.averaged), alpha=weight)
 
 
 def rollback_all(sites: Sequence[Running], *, is_new: bool = False) -> None:
@@ -235,14 +245,14 @@ def _copy_and_count_anew(
 
 def renew_factors(sites: Sequence[Running]) -> None:
     """Make s / sqrt(r + eps) of all sites at once, for the next backward pass."""
-    groups: dict[tuple[float, float], list[Running]] = {}
+    groups: dict[tuple[tuple[float, float], torch.dtype | None], list[Running]] = {}
     for site in sites:
         if site.factor_of is not None:
-            groups.setdefault(site.factor_of, []).append(site)
-    for (scale, eps), group in groups.items():
+            groups.setdefault((site.factor_of, site.on_cpu), []).append(site)
+    for ((scale, eps), on_cpu), group in groups.items():
         factors: list[Any] = [site.factor for site in group]
         torch._foreach_copy_(factors, [site.r for site in group])
-        torch._foreach_add_(factors, eps)
+        add_to_all(factors, eps, on_cpu)
         torch._foreach_rsqrt_(factors)
         if scale != 1:
-            torch._foreach_mul_(factors, scale)
+            multiply_all(factors, scale, on_cpu)

@@ -145,5 +145,5 @@ class RunningMeans(StatefulOperator):
 
     def witnesses(self) -> list[tuple[str, Tensor]]:
         """Of every site that was reached, what is finite if its g was."""
-        sites = self.sites.kept.items()
-        return [(key, site.witness()) for key, site in sites if site.reached]
+        found = [(key, site.witness()) for key, site in self.sites.kept.items()]
+        return [(key, witness) for key, witness in found if witness is not None]

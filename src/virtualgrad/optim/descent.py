@@ -24,6 +24,7 @@ from virtualgrad.errors import DetachedError
 from virtualgrad.operators import Operator, as_stateful, identity
 from virtualgrad.optim import checks
 from virtualgrad.optim.attaching import attach
+from virtualgrad.optim.gradients import GroupGradients, gradients_of
 from virtualgrad.optim.groups import Numbering, Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
 from virtualgrad.optim.newcomers import Newcomers
@@ -226,15 +227,16 @@ class VirtualGradientDescent(Optimizer):
                 loss = closure()
         self._look_at_groups(is_late=True)
         looks = self.nonfinite != "ignore"
-        check = GradientCheck(self.param_groups if looks else [])
+        gradients = gradients_of(self.param_groups)
+        check = GradientCheck(gradients)
         self._transaction.begin_reduction()
         if looks and self._transaction.ranks is not None and vars(self).get("found_inf") is None:
             check.look_ahead()  # a scaler's factor would have to be undone before
         self._transaction.reduce()  # the answers are those of all processes, or they part
         if self._refuse_scaled() or (looks and self._refuse_nonfinite(check)):
             return loss
-        for group in self.param_groups:
-            self._step_group(group)
+        for each in gradients:
+            self._step_group(each)
         self._transaction.commit()
         attachment.intercept.end_step(committed=True)
         return loss
@@ -283,14 +285,19 @@ class VirtualGradientDescent(Optimizer):
             return True
         raise nonfinite_error(places)
 
-    def _step_group(self, group: dict[str, Any]) -> None:
-        params = [p for p in group["params"] if p.grad is not None]
-        if not params:
-            return
+    def _step_group(self, gradients: GroupGradients) -> None:
+        group, params, grads, has_sparse = gradients
         momentum = group["momentum"]
         buffers = [self.state[p].get("momentum_buffer") if momentum else None for p in params]
         decay(params, lr=group["lr"], weight_decay=group["weight_decay"])
-        made = descend(params, [p.grad for p in params], buffers, lr=group["lr"], momentum=momentum)
+        made = descend(
+            params,
+            grads,
+            buffers,
+            lr=group["lr"],
+            momentum=momentum,
+            has_sparse_grad=has_sparse,
+        )
         if momentum:
             for parameter, buffer in zip(params, made, strict=True):
                 self.state[parameter]["momentum_buffer"] = buffer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -11,24 +10,25 @@ from virtualgrad.compiling import is_capturing
 from virtualgrad.errors import NonFiniteError
 from virtualgrad.operators import StatefulOperator
 from virtualgrad.operators.finite import FiniteCheck
+from virtualgrad.optim.gradients import GroupGradients
 
 
 class GradientCheck:
     """Where a step meets a NaN or infinite gradient.
 
     Args:
-        groups: the parameter groups; their names are read where there is something to tell.
+        gradients: those of the step; names are read where there is something to tell.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
-        self._groups = groups
+    def __init__(self, gradients: Sequence[GroupGradients]) -> None:
+        self._gradients = gradients
         self._has_looked = False
         self._check = FiniteCheck()
 
     def look_ahead(self) -> None:
         """Look at the gradients, while what T has seen travels between processes."""
         if not is_capturing():
-            self._check.add(self._gradients())
+            self._check.add(self._values())
 
     def places(self, operator: StatefulOperator) -> Sequence[str]:
         """The sites with a NaN or infinite g, first one first; without any, such a parameter.
@@ -39,8 +39,8 @@ class GradientCheck:
         if is_capturing():
             return []  # the host cannot look while a CUDA graph is captured or replayed
         sites = operator.witnesses()
-        values = [] if self._has_looked else self._gradients()
-        self._check.add([*values, *(witness for _, witness in sites)])
+        values = [] if self._has_looked else self._values()
+        self._check.add(values + [witness for _, witness in sites])
         found = self._check.nonfinite()
         if not found:
             return []
@@ -48,17 +48,22 @@ class GradientCheck:
         at_sites = [names[place] for place in found if place >= len(names) - len(sites)]
         return at_sites or [names[place] for place in found[:1]]
 
-    def _gradients(self) -> list[Tensor]:
-        found = [p.grad for group in self._groups for p in group["params"] if p.grad is not None]
+    def _values(self) -> list[Tensor]:
         self._has_looked = True
-        return [grad._values() if grad.is_sparse else grad for grad in found]
+        values: list[Tensor] = []
+        for found in self._gradients:
+            grads = found.grads
+            if found.has_sparse:
+                grads = [grad._values() if grad.is_sparse else grad for grad in grads]
+            values += grads
+        return values
 
     def _names(self) -> list[str]:
         """The names of the parameters whose gradients were looked at."""
         return [
             name
-            for group in self._groups
-            for name, p in zip(group["param_names"], group["params"], strict=True)
+            for found in self._gradients
+            for name, p in zip(found.group["param_names"], found.group["params"], strict=True)
             if p.grad is not None
         ]
 

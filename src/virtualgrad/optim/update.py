@@ -24,6 +24,7 @@ def descend(
     *,
     lr: float | Tensor,
     momentum: float,
+    has_sparse_grad: bool,
 ) -> list[Tensor | None]:
     """Virtual gradient descent: b <- momentum * b + v;  theta <- theta - lr * b.
 
@@ -36,12 +37,12 @@ def descend(
         buffers: b, changed in place; None for a parameter that has none yet.
         lr: alpha.
         momentum: 0 for none.
+        has_sparse_grad: whether some of v are sparse.
 
     Returns:
         The buffers, where missing ones have been made.
     """
     made = list(buffers)
-    has_sparse_grad = any(grad.is_sparse for grad in grads)
     if not momentum and not has_sparse_grad and not isinstance(lr, Tensor):
         torch._foreach_add_(*in_pieces(params, grads), alpha=-lr)
         return made

@@ -1,0 +1,41 @@
+"""The gradients that a step finds; each parameter is asked once, for the check and the update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class GroupGradients(NamedTuple):
+    """The parameters of a group that have a gradient, and the gradients.
+
+    Attributes:
+        group: the parameter group.
+        params: those of its parameters.
+        grads: their gradients, one each.
+        has_sparse: whether some are sparse.
+    """
+
+    group: dict[str, Any]
+    params: list[Tensor]
+    grads: list[Tensor]
+    has_sparse: bool
+
+
+def gradients_of(groups: Iterable[dict[str, Any]]) -> list[GroupGradients]:
+    """The gradients of all groups that have some."""
+    found = [_gradients_of_one(group) for group in groups]
+    return [each for each in found if each.grads]
+
+
+def _gradients_of_one(group: dict[str, Any]) -> GroupGradients:
+    params, grads, has_sparse = [], [], False
+    for parameter in group["params"]:
+        grad = parameter.grad
+        if grad is not None:
+            params.append(parameter)
+            grads.append(grad)
+            has_sparse = has_sparse or grad.is_sparse
+    return GroupGradients(group, params, grads, has_sparse)
