@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import DEVICES
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -82,17 +83,18 @@ def train(
     loss: Loss = square,
     backward: Callable[..., Any] = lambda loss, model, x: loss.backward(),
     autocast: bool = False,
+    device: str = "cpu",
 ) -> tuple[list[Tensor], list[Any]]:
     """Parameters, gradients and r behind four steps of two micro-batches; what backward found."""
     torch.manual_seed(0)
-    model = Network(build)
+    model = Network(build).to(device)
     optimizer = reading(model)
     found: list[Any] = []
     for _ in range(4):
         optimizer.zero_grad()
         for _ in range(2):
-            x = torch.randn(shape, requires_grad=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            x = torch.randn(shape).to(device).requires_grad_()
+            with torch.autocast(device, torch.bfloat16, enabled=autocast):
                 value = loss(model, x)
             found.append(backward(value, model, x))
             found.append(x.grad)
@@ -128,17 +130,25 @@ def train_both_ways(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any)
     assert_same(ours, theirs)
 
 
+@pytest.fixture(autouse=True)
+def one_kernel_for_each_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU; otherwise cuDNN may sum in another order from one call to the next."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_layers(layer: str, reading: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_both_ways(monkeypatch, *LAYERS[layer], READINGS[reading])
+def test_layers(layer: str, reading: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_both_ways(monkeypatch, *LAYERS[layer], READINGS[reading], device=device)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layer", ["linear", "tokens", "conv2d"])
-def test_autocast(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+def test_autocast(layer: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("no bfloat16 on this CPU")
-    train_both_ways(monkeypatch, *LAYERS[layer], autocast=True)
+    train_both_ways(monkeypatch, *LAYERS[layer], autocast=True, device=device)
 
 
 def checkpointed(model: nn.Module, x: Tensor) -> Tensor:
@@ -190,16 +200,20 @@ BACKWARDS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layer", ["linear", "conv2d"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_losses(loss: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_both_ways(monkeypatch, *LAYERS[layer], loss=LOSSES[loss])
+def test_losses(loss: str, layer: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_both_ways(monkeypatch, *LAYERS[layer], loss=LOSSES[loss], device=device)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layer", ["linear", "conv2d, no bias"])
 @pytest.mark.parametrize("backward", BACKWARDS)
-def test_backward_passes(backward: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_both_ways(monkeypatch, *LAYERS[layer], backward=BACKWARDS[backward])
+def test_backward_passes(
+    backward: str, layer: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_both_ways(monkeypatch, *LAYERS[layer], backward=BACKWARDS[backward], device=device)
 
 
 @pytest.mark.parametrize("layer", ["linear", "conv2d"])

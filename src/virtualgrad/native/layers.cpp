@@ -65,8 +65,8 @@ struct ConvolutionLayer : Layer {
     std::tie(stride, padding, dilation, transposed, output_padding, groups) = std::move(geometry);
   }
 
-  Tensor forward(const Tensor& x, const Tensor& w) const {
-    return at::convolution(x, w, bias, stride, padding, dilation, transposed, output_padding,
+  Tensor forward(const Tensor& x, const Tensor& w, const MaybeTensor& b) const {
+    return at::convolution(x, w, b, stride, padding, dilation, transposed, output_padding,
                            groups);
   }
 
@@ -113,17 +113,13 @@ Tensor as_dtype(const Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
 }
 
-// The factors of a product in the dtype in which autocast would run it.
-std::pair<Tensor, Tensor> in_autocast(const Tensor& x, const Tensor& weight) {
-  const auto device = x.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) return {x, weight};
-  const auto dtype = at::autocast::get_autocast_dtype(device);
-  const auto cast = [&](const Tensor& tensor) {
-    const auto own = tensor.scalar_type();
-    const bool is_cast = own == at::kFloat || own == at::kBFloat16 || own == at::kHalf;
-    return is_cast ? as_dtype(tensor, dtype) : tensor;
-  };
-  return {cast(x), cast(weight)};
+// A tensor in the dtype in which autocast would give it to a product.
+Tensor in_autocast(const Tensor& tensor) {
+  const auto device = tensor.device().type();
+  if (!at::autocast::is_autocast_enabled(device)) return tensor;
+  const auto own = tensor.scalar_type();
+  const bool is_cast = own == at::kFloat || own == at::kBFloat16 || own == at::kHalf;
+  return is_cast ? as_dtype(tensor, at::autocast::get_autocast_dtype(device)) : tensor;
 }
 
 constexpr auto KEPT = "kept";
@@ -230,7 +226,7 @@ struct Linear : Function<Linear> {
   static Tensor forward(AutogradContext* ctx, const py::object& transforms,
                         const c10::intrusive_ptr<Layer>& layer, const Tensor& x,
                         const Tensor& weight, const MaybeTensor& bias) {
-    const auto [factor, other] = in_autocast(x, weight);
+    const auto factor = in_autocast(x), other = in_autocast(weight);
     keep(ctx, transforms, layer, x,
          {weight.requires_grad() ? factor : Tensor(), x.requires_grad() ? other : Tensor()});
     py::gil_scoped_release others_may_run;
@@ -280,11 +276,13 @@ struct Linear : Function<Linear> {
 struct Convolution : Function<Convolution> {
   static Tensor forward(AutogradContext* ctx, const py::object& transforms,
                         const c10::intrusive_ptr<Layer>& layer, const Tensor& x,
-                        const Tensor& weight, const MaybeTensor& /* in the layer */) {
-    const auto [factor, other] = in_autocast(x, weight);
+                        const Tensor& weight, const MaybeTensor& bias) {
+    const auto factor = in_autocast(x), other = in_autocast(weight);
     keep(ctx, transforms, layer, x, {factor, other});
     py::gil_scoped_release others_may_run;
-    return static_cast<const ConvolutionLayer&>(*layer).forward(factor, other);
+    MaybeTensor added = bias;
+    if (bias) added = in_autocast(*bias);
+    return static_cast<const ConvolutionLayer&>(*layer).forward(factor, other, added);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
