@@ -91,6 +91,18 @@ def test_triton_looks_at_tensors_that_lie_elsewhere() -> None:
     assert kernel.ways() == ["looked at", "looked at", "looked at", "kept", "kept"]
 
 
+@pytest.mark.usefixtures("on_first_gpu")
+def test_only_tensors_that_may_begin_anywhere_are_looked_at() -> None:
+    kernel = Kernel()
+    launch = launch_of(kernel)
+    memory = torch.zeros(64)
+    new, view = memory[2:], memory[1:]  # one is taken for new, whatever it is
+    for given in (memory, memory, view, memory):
+        launch((given, new), (), None, (given, None))
+    launch((new,), (), None, ())
+    assert kernel.ways() == ["looked at", "kept", "looked at", "kept", "kept"]
+
+
 def test_nothing_is_kept_for_another_gpu_nor_by_the_interpreter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

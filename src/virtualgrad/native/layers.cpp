@@ -116,6 +116,8 @@ Tensor as_dtype(const Tensor& tensor, at::ScalarType dtype) {
 // A tensor in the dtype in which autocast would give it to a product.
 Tensor in_autocast(const Tensor& tensor) {
   const auto device = tensor.device().type();
+  // Of some devices ("meta") it knows nothing, and would raise.
+  if (!at::autocast::is_autocast_available(device)) return tensor;
   if (!at::autocast::is_autocast_enabled(device)) return tensor;
   const auto own = tensor.scalar_type();
   const bool is_cast = own == at::kFloat || own == at::kBFloat16 || own == at::kHalf;

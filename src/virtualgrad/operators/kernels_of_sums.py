@@ -67,7 +67,7 @@ class Squares:
         n = g.shape[axis]
         m = g.numel() // n
         split = split_rows(m, n, processors_of(g.device))
-        sizes = (m, n, split.share, split.rows, split.columns)
+        sizes = (m, n, split.share, split.rows, split.columns, is_summed)
         grid = (split.parts, split.blocks, 1)
         self._first = Launch(sums_kernel.part_squares, grid, g, WARPS), sizes
         rows = power_of_two_from(split.parts)
@@ -81,16 +81,16 @@ class Squares:
 
     def __call__(self, g: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the roots, one for each index of the axis, and the sums."""
-        parts = torch.empty(self._parts, dtype=torch.float32, device=g.device)
+        parts = torch.empty(*self._parts, dtype=torch.float32, device=g.device)
         norm = torch.empty(self._parts[2], dtype=torch.float32, device=g.device)
         total = torch.empty_like(norm) if self.is_summed else None
         (first, sizes), (second, last) = self._first, self._second
-        first((g, parts), (*sizes, self.is_summed))
-        second((parts, norm, total), last)
+        first((g, parts), sizes, None, (g,))
+        second((parts, norm, total), last, None, ())  # all of them new
         return norm, total
 
 
-def prepare_squares(g: Tensor, axis: int, *, is_summed: bool = False) -> Squares | None:
+def prepare_squares(g: Tensor, axis: int, is_summed: bool = False) -> Squares | None:
     """The kernel for a g of this shape and strides, summed over all axes but one; None without."""
     if type(g) is not Tensor or g.dtype not in DTYPES or not _is_innermost(g, axis):
         return None

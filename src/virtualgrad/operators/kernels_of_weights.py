@@ -39,6 +39,8 @@ STAGES = 4  # samples that are asked for before the first has come
 TYPICAL = Layer(m=128, positions=1024, channels=64, k=64, taps=576, bytes_each=2)
 """What stands for sizes for which a compiler has symbols: tiles are chosen once for all of them."""
 COLUMNS_OF_ROOTS = 512
+CUDNN: Any = torch.backends.cudnn
+CONVOLUTIONS: Any = CUDNN.conv  # found once: at each look torch finds it in 1 us
 
 
 class Plan(NamedTuple):
@@ -122,9 +124,10 @@ class WeightGradient:
     def __init__(self, g: Tensor, convolved: Convolved, total: str | None) -> None:
         from virtualgrad.operators import weight_kernel  # noqa: PLC0415 - imports Triton
 
-        plan = self._plan = plan_for(g, convolved)
+        plan = plan_for(g, convolved)
+        self._parts, self._squares, self._weight = plan.parts, plan.squares, plan.weight
+        self._sizes, self._meta = plan.sizes, (total == "T(g)", *plan.meta)
         self._is_summed = total is not None
-        self._of_product = total == "T(g)"
         self._launch = Launch(weight_kernel.weight_parts, (plan.programs, 1, 1), g, plan.warps)
         columns = g.numel() // g.shape[0]
         blocks = plan.programs_of_addition
@@ -146,22 +149,19 @@ class WeightGradient:
             earlier: the root for the passes since the last commit, None if this is the first.
             factor: s and eps.
         """
-        plan = self._plan
-
-        def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=g.device)
-
-        parts, squares, weight = empty(plan.parts), empty(plan.squares), empty(plan.weight, g.dtype)
-        sums = empty(plan.parts[:2]) if self._is_summed else None
+        # r is in float32, as are sums. Sizes one by one: torch takes longer to read a tuple.
+        parts, squares = r.new_empty(*self._parts), r.new_empty(*self._squares)
+        weight = g.new_empty(*self._weight)
+        sums = r.new_empty(*self._parts[:2]) if self._is_summed else None
         norm = torch.empty_like(r)
         # An int would be another signature, and compiled anew for some values.
-        others = (*plan.sizes, *map(float, factor), self._of_product, *plan.meta)
-        self._launch((g, x, r, None, parts, squares, sums), others)
+        numbers = (float(factor[0]), float(factor[1]))
+        others = (*self._sizes, *numbers, *self._meta)
+        self._launch((g, x, r, None, parts, squares, sums), others, None, (g, x, r))
         earlier = in_order_of(norm, earlier)
-        kind = earlier if earlier is None else earlier.dtype
-        self._launch_addition(
-            (parts, weight, squares, earlier, norm), self._sizes_of_addition, kind
-        )
+        kind = None if earlier is None else earlier.dtype
+        tensors = (parts, weight, squares, earlier, norm)
+        self._launch_addition(tensors, self._sizes_of_addition, kind, (earlier,))
         return WeightMade(weight.permute(0, 3, 1, 2), norm, None if sums is None else sums.sum(0))
 
 
@@ -210,8 +210,7 @@ def may_multiply(device: torch.device, dtype: torch.dtype) -> bool:
 
 def may_use_tf32() -> bool:
     """Whether torch may use TF32 for convolutions in float32."""
-    cudnn: Any = torch.backends.cudnn
-    return bool(cudnn.enabled and cudnn.conv.fp32_precision == "tf32")
+    return bool(CUDNN.enabled and CONVOLUTIONS.fp32_precision == "tf32")
 
 
 @cache

@@ -43,7 +43,13 @@ class Launch:
         self._warps = warps
         self._kept: dict[Hashable, Callable[..., Any]] = {}
 
-    def __call__(self, tensors: Tensors, others: tuple[Any, ...], kind: Hashable = None) -> None:
+    def __call__(
+        self,
+        tensors: Tensors,
+        others: tuple[Any, ...],
+        kind: Hashable = None,
+        given: Tensors | None = None,
+    ) -> None:
         """Launch it.
 
         Args:
@@ -51,9 +57,11 @@ class Launch:
                 the others have the same dtypes.
             others: the rest; in all launches of a kind the same but for floats.
             kind: what tells launches apart for which kernels have to be compiled.
+            given: the tensors that may begin anywhere, such as views; None: any of them. New ones
+                begin where the allocator puts them, which is aligned.
         """
         addresses = 0
-        for tensor in tensors:
+        for tensor in tensors if given is None else given:
             if tensor is not None:
                 addresses |= tensor.data_ptr()
         is_aligned = addresses % ALIGNED == 0

@@ -25,37 +25,22 @@ loss already; it is added up over backward calls, and its square is the statisti
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 import torch
 from torch import Tensor
 
-from virtualgrad.operators import kernels
 from virtualgrad.operators.base import Operator, apply_operator
 from virtualgrad.operators.channels import Channels, Incoming
+from virtualgrad.operators.eager_means import EagerMeans
 from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
 from virtualgrad.operators.rms_compiled import InCompiledPass, refuse_subclass
-from virtualgrad.operators.rms_fused import (
-    Moment,
-    norm_gradients_fused,
-    root_of_squares_fused,
-    transform_fused,
-    weight_gradient_fused,
-)
-from virtualgrad.operators.rms_settings import (
-    RMSSettings,
-    factor_by,
-    require_bools,
-    require_same_shape,
-    warn_of_both_kinds,
-)
+from virtualgrad.operators.rms_fused import norm_gradients_fused, transform_fused
+from virtualgrad.operators.rms_settings import RMSSettings, require_bools
 from virtualgrad.operators.running import Running
-from virtualgrad.operators.running_means import RunningMeans
-from virtualgrad.operators.statistic import accumulated, root_of_squares, squares_added
-from virtualgrad.sites import Layout, Site
+from virtualgrad.sites import Site
 
 
-class RMS(RunningMeans):
+class RMS(EagerMeans):
     """T(g) = s g / sqrt(r + eps), r a running mean of g^2 over the batch (Algorithm 1).
 
     Args:
@@ -69,9 +54,10 @@ class RMS(RunningMeans):
         loss_reduction: ``"mean"`` or ``"sum"`` over the samples.
         settings: the numbers at a given site, where they differ from site to site; it overrides
             ``scale``, ``rho`` and ``eps``.
-    """
 
-    loss_scale: float = 1.0
+    Attributes:
+        is_plain: whether T(g) is what this class makes of it; a subclass may make something else.
+    """
 
     def __init__(
         self,
@@ -86,10 +72,16 @@ class RMS(RunningMeans):
         settings: Callable[[Site], RMSSettings] | None = None,
     ) -> None:
         require_bools(per_sample=per_sample, stale=stale, share_positions=share_positions)
-        super().__init__(rho, stale=stale, unit_is_sample=per_sample and loss_reduction == "mean")
+        super().__init__(
+            rho,
+            stale=stale,
+            unit_is_sample=per_sample and loss_reduction == "mean",
+            share_positions=share_positions,
+        )
+        own = type(self)
+        self.is_plain = own.__call__ is RMS.__call__ and own.transform is RMS.transform
         numbers = RMSSettings(scale, rho, eps)
         self.settings = settings or (lambda site: numbers)
-        self.share_positions = share_positions
         self.switches = {
             "per_sample": per_sample,
             "loss_reduction": loss_reduction,
@@ -101,12 +93,6 @@ class RMS(RunningMeans):
         """Return s g / sqrt(r + eps), and prepare the new r."""
         return self.transform(g, site, self.settings(site))
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether T(g) is what this class makes of it; a subclass may make something else."""
-        own = type(self)
-        return own.__call__ is RMS.__call__ and own.transform is RMS.transform
-
     def at(self, site: Site, sigma: Tensor) -> Operator:
         """As in Algorithm 1, with s, rho and eps as tensors: a change needs no compilation."""
         if not self.is_plain:
@@ -117,32 +103,7 @@ class RMS(RunningMeans):
         """Return T(g) with given numbers, and prepare the new r."""
         if self.learns_nothing(g):
             return g
-        return self._product_at(self._find(g, site), g, numbers).g
-
-    def _product_at(
-        self,
-        running: Running,
-        g: Tensor,
-        numbers: RMSSettings,
-        channels: Channels | None = None,
-    ) -> Incoming:
-        viewed = _viewed(g, running)
-        if self._may_fuse(running):
-            counted, moment = channels if running.view is None else None, self._moment
-            made = None
-            if counted is not None and counted.convolved is not None:
-                made = weight_gradient_fused(running, g, numbers, moment, counted)
-            if made is None:
-                made = transform_fused(running, viewed, numbers, moment, counted)
-            if made is not None:
-                return made if running.view is None else Incoming(made.g.view(g.shape))
-        factor, _ = self._gather(running, viewed, numbers)
-        # An r of one sample's shape broadcasts by itself. But one of no axes must get some, or
-        # torch takes no notice of it where it chooses the precision of a product.
-        if running.averaged != (0,) or factor.dim() == 0:
-            factor = factor.view(running.broadcast_shape)
-        product = _product(viewed, factor)
-        return Incoming(product if running.view is None else product.view(g.shape))
+        return self._take_in(g, site, numbers, None).g
 
     def learns_nothing(self, g: Tensor) -> bool:
         """Whether g is of an expert that got no rows: nothing to learn, nothing to divide."""
@@ -156,10 +117,31 @@ class RMS(RunningMeans):
         """
         if g.numel() == 0 or not self.is_plain:
             return Incoming(apply_operator(self, g, site))
-        running, numbers = self._find(g, site), self.settings(site)
+        return self._take_in(g, site, self.settings(site), channels)
+
+    def _take_in(
+        self, g: Tensor, site: Site, numbers: RMSSettings, channels: Channels | None
+    ) -> Incoming:
+        """What a layer is to pull back for a g, whose square is added to what the site has got."""
+        running = self._find(g, site)
+        running.rho, running.loss_scale = numbers.rho, self.loss_scale
         if channels is not None and channels.rows and running.only_axis == channels.axis:
             return Incoming(g, *self._gather(running, g, numbers, channels))
-        return self._product_at(running, g, numbers, channels)
+        if running.view is None:
+            return self._transformed(running, g, numbers, channels)
+        counted = self._transformed(running, g.reshape(running.view), numbers, None)
+        return Incoming(counted.g.view(g.shape))
+
+    def _transformed(
+        self, running: Running, g: Tensor, numbers: RMSSettings, channels: Channels | None
+    ) -> Incoming:
+        """The same for a g in the shape in which its axes are counted."""
+        if running.fusible and self._is_alone(running):
+            made = transform_fused(running, g, numbers, channels, stale=self.stale)
+            if made is not None:
+                return made
+        factor, _ = self._gather(running, g, numbers)
+        return Incoming(_product(g, factor, running))
 
     def norm_gradients(
         self, g: Tensor, site: Site, norm: Norm, *, into: Tensor | None
@@ -179,19 +161,15 @@ class RMS(RunningMeans):
         if g.numel() == 0 or not self.is_plain:
             return None
         running = self._find(g, site)
-        if running.view is not None or not self._may_fuse(running):
+        if running.view is not None or not running.fusible or not self._is_alone(running):
             return None
         numbers = self.settings(site)
-        return norm_gradients_fused(running, g, norm, numbers, self._moment, into)
+        running.rho, running.loss_scale = numbers.rho, self.loss_scale
+        return norm_gradients_fused(running, g, norm, numbers, into, stale=self.stale)
 
-    def _may_fuse(self, running: Running) -> bool:
-        """Whether a kernel may make T at a site: it does not wait for the sums of all ranks."""
-        alone = self.stale or self.ranks is None
-        return running.fusible and alone and running.compiled is None
-
-    @property
-    def _moment(self) -> Moment:
-        return Moment(self.stale, self.loss_scale)
+    def _is_alone(self, running: Running) -> bool:
+        """Whether T at a site waits neither for the sums of all ranks nor for compiled passes."""
+        return running.compiled is None and (self.stale or self.ranks is None)
 
     def again(self, g: Tensor, earlier: Tensor, site: Site) -> Tensor:
         """Return T(g) of a further pass through a graph that has brought ``earlier`` already.
@@ -207,7 +185,7 @@ class RMS(RunningMeans):
             return self.transform(g, site, numbers)
         viewed, before = _viewed(g, running), _viewed(earlier, running)
         factor = self._gather_again(running, viewed, before, numbers)
-        return _product(viewed, factor.view(running.broadcast_shape)).view(g.shape)
+        return _product(viewed, factor, running).view(g.shape)
 
     def same(self, g: Tensor, site: Site) -> Tensor:
         """Return T(g) of a g that is counted already, for another parameter of the site.
@@ -217,118 +195,8 @@ class RMS(RunningMeans):
         if self.learns_nothing(g) or not self.is_plain:
             return self(g, site)
         running = self._find(g, site)
-        factor = self._factor_of(running, self.settings(site)).view(running.broadcast_shape)
-        return _product(_viewed(g, running), factor).view(g.shape)
-
-    def _find(self, g: Tensor, site: Site) -> Running:
-        """What is kept for a site that an eager pass has come to."""
-        running = self.sites.kept.get(site.key)
-        if running is None or running.site is not site or running.r.device != g.device:
-            running = self._begin(g, site)
-        return running
-
-    def _begin(self, g: Tensor, site: Site) -> Running:
-        """What is kept for a site that is new, or that has another shape than before."""
-        layout = self.layout_at(site)
-        known = self.sites.kept.get(site.key)
-        if known is not None and known.is_of_all and layout.is_of_one_sample:
-            layout = layout.without_samples()
-        viewed = g.reshape(layout.view)
-        axes = layout.averaged_axes(self.share_positions)
-        like = viewed[tuple(0 if axis in axes else slice(None) for axis in range(viewed.dim()))]
-        running = self.sites.find_or_begin(site.key, like, g.dtype)
-        require_same_shape(site.key, like.shape, running.r.shape, shared=self.share_positions)
-        running.site = site
-        running.view = None if layout.view == tuple(g.shape) else layout.view
-        running.averaged = axes
-        sampled = layout.sample_axis is not None
-        if running.elements and running.sampled != sampled:
-            warn_of_both_kinds(site.key)
-        running.sampled = sampled
-        running.elements_of_pass = prod(layout.view[axis] for axis in axes)
-        running.samples_of_pass = layout.samples
-        running.broadcast_shape = layout.broadcast_shape(self.share_positions)
-        running.unit_is_sample = self.unit_is_sample
-        running.fusible = running.sampled and kernels.may_launch(g.device)
-        kept = [axis for axis in range(viewed.dim()) if axis not in axes]
-        running.only_axis = kept[0] if len(kept) == 1 and running.view is None else None
-        return running
-
-    def _gather(
-        self,
-        running: Running,
-        g: Tensor,
-        numbers: RMSSettings,
-        channels: Channels | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Add g to what the site has got since the last commit; s / sqrt(r + eps).
-
-        And the sum of g over all axes but the channels', if a layer wants it and it comes with it.
-        """
-        running.rho, running.loss_scale = numbers.rho, self.loss_scale
-        if running.compiled is not None:  # eager and compiled passes in turn: one way of counting
-            counts = (running.elements_of_pass, running.samples_of_pass)
-            running.compiled.add(
-                g,
-                running.averaged,
-                counts=counts if running.sampled else None,
-                rho=numbers.rho,
-                loss_scale=self.loss_scale,
-                unit_is_sample=self.unit_is_sample,
-            )
-            return self._factor_of(running, numbers), None
-        now = None if self.stale else self.ranks  # T needs the new r of all ranks
-        total = None
-        if running.sampled:
-            norm = None
-            if running.fusible:
-                norm, total = root_of_squares_fused(running, g, channels)
-            if norm is None:
-                norm = root_of_squares(g, running.averaged)
-            elements, samples = running.elements_of_pass, running.samples_of_pass
-            if now is not None:
-                norm, elements, samples = now.sum_pass(norm, elements, samples)
-            running.add_samples(norm, elements, samples)
-        else:
-            gradient = accumulated(g)
-            running.add_gradient(gradient if now is None else now.mean(gradient))
-        return self._factor_of(running, numbers), total
-
-    def _gather_again(
-        self, running: Running, g: Tensor, earlier: Tensor, numbers: RMSSettings
-    ) -> Tensor:
-        """Add g to what the same samples have brought before; s / sqrt(r + eps)."""
-        squares = squares_added(g, earlier, running.averaged)
-        if running.compiled is not None:
-            running.compiled.add_to_last(
-                squares / self.loss_scale**2, rho=numbers.rho, unit_is_sample=self.unit_is_sample
-            )
-            return self._factor_of(running, numbers)
-        if self.ranks is not None and not self.stale:  # so is what was added up before
-            squares = self.ranks.sum_squares(squares)
-        running.add_to_last(squares)
-        return self._factor_of(running, numbers)
-
-    def _factor_of(self, running: Running, numbers: RMSSettings) -> Tensor:
-        """S / sqrt(r + eps), r of before or updated."""
-        if running.compiled is not None:
-            return factor_by(running.r if self.stale else running.compiled.candidate, numbers)
-        if not self.stale:
-            factor = running.updated().add_(numbers.eps).rsqrt_()
-            return factor if numbers.scale == 1 else factor.mul_(numbers.scale)
-        wanted = (numbers.scale, numbers.eps)
-        if running.factor is None or running.factor_of != wanted:
-            running.factor = (running.r + numbers.eps).rsqrt_().mul_(numbers.scale)
-            running.factor_of = wanted
-        return running.factor
-
-    def layout_at(self, site: Site) -> Layout:
-        """The site's layout; with all rows alike if its r was begun so (picked rows)."""
-        rows = site.layout.rows
-        if rows is None:
-            return site.layout
-        begun_with_rows = self.sites.shape_of(site.key) == rows.state_shape(self.share_positions)
-        return rows if begun_with_rows else site.layout
+        factor = self._factor_of(running, self.settings(site))
+        return _product(_viewed(g, running), factor, running).view(g.shape)
 
 
 def _viewed(g: Tensor, running: Running) -> Tensor:
@@ -336,7 +204,10 @@ def _viewed(g: Tensor, running: Running) -> Tensor:
     return g if running.view is None else g.reshape(running.view)
 
 
-def _product(g: Tensor, factor: Tensor) -> Tensor:
+def _product(g: Tensor, factor: Tensor, running: Running) -> Tensor:
+    """G times the factor of a site, in g's precision."""
+    if running.broadcast_shape is not None:
+        factor = factor.view(running.broadcast_shape)
     if factor.dtype == g.dtype:
         return g * factor
     # out=: one pass, computed in the factor's precision and rounded to g's once

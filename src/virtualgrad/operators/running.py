@@ -32,13 +32,14 @@ class Running:
         r: the running mean as of the last commit. It lies in memory as sigma does, sample by
             sample, so that the two are read side by side.
         on_cpu: the dtype of r, and of the factor, on a CPU; None elsewhere (:mod:`.numbers`).
+        device: where r lies.
         committed: whether there is an r to be saved.
         site: the site as it was last seen; what follows is read off its layout.
         view: the shape in which its axes are counted, where that is not sigma's own.
         averaged: the axes over which g^2 is averaged.
         sampled: whether one of them counts samples.
         elements_of_pass, samples_of_pass: e and m of one backward pass.
-        broadcast_shape: the shape in which r stands beside g.
+        broadcast_shape: the shape in which r stands beside g; None: its own will do.
         only_axis: the axis of sigma along which r differs, if there is just one.
         fusible: whether there may be kernels for T.
         kernels: what it is for -> the kind of g that it is for, and the kernel, if there is one.
@@ -59,7 +60,7 @@ class Running:
     sampled: bool = True
     elements_of_pass: int = 1
     samples_of_pass: int = 1
-    broadcast_shape: tuple[int, ...] = ()
+    broadcast_shape: tuple[int, ...] | None = None
     only_axis: int | None = None
     fusible: bool = False
     unit_is_sample: bool = False
@@ -76,14 +77,17 @@ class Running:
     def __init__(self, r: Tensor, *, committed: bool) -> None:
         self.r = r
         self.on_cpu = dtype_on_cpu(r)
+        self.device = r.device
         self.committed = committed
         self.kernels: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
-    def kernel(self, purpose: str, known: tuple[Any, ...], prepare: Callable[[], Any]) -> Any:
+    def kernel(
+        self, purpose: str, known: tuple[Any, ...], prepare: Callable[..., Any], *arguments: Any
+    ) -> Any:
         """The kernel for a purpose and a kind of g; prepared when one of that kind comes first."""
         found = self.kernels.get(purpose)
         if found is None or found[0] != known:
-            found = self.kernels[purpose] = (known, prepare())
+            found = self.kernels[purpose] = (known, prepare(*arguments))
         return found[1]
 
     @property

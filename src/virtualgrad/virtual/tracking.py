@@ -139,7 +139,8 @@ class Transform:
         make = getattr(type(self.operator), "for_layer", None)
         if make is None or (asked is not None and self._brought() is not None):
             return Incoming(self(g, asked))
-        refuse_batched(g, self.site)
+        if is_legacy_batchedtensor(g) or is_batchedtensor(g):  # asked here, a frame less
+            refuse_batched(g, self.site)
         self.current.consumed = True
         if asked is not None:
             self._keep(g, asked)
