@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -13,7 +13,7 @@ from beside_twin import BATCH, Change, train_beside_twin
 from torch import Tensor, nn
 from twin import LR
 
-from virtualgrad import SVGD
+from virtualgrad import SVGD, native
 from virtualgrad.virtual import leaves, ops, unwatched
 
 
@@ -213,6 +213,15 @@ def results(model: nn.Module, method: str, made: str) -> dict[str, Any]:
     return {**gradients, "returned": returned, "r": state}
 
 
+@pytest.fixture
+def nodes_of_python() -> Iterator[None]:
+    """Whose ways these are, also where those of C++ were built (tests/native has theirs)."""
+    native.use(False)
+    yield
+    native.use(True)
+
+
+@pytest.mark.usefixtures("nodes_of_python")
 @pytest.mark.parametrize("made", PASSES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layer", LAYERS)
