@@ -37,7 +37,7 @@ def in_cpp(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Layers are nodes of C++."""
     monkeypatch.setenv(CACHE, str(cache))
     forget()
-    assert native.layers() is not None
+    assert native.built() is not None
     yield
     monkeypatch.undo()
     forget()

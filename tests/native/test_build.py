@@ -63,7 +63,7 @@ def test_a_library_is_used_until_it_is_switched_off() -> None:
 
 @pytest.mark.usefixtures("nothing_built")
 def test_without_a_library_layers_are_nodes_of_python() -> None:
-    assert native.layers() is None
+    assert native.built() is None
     assert trained()[0] == "LinearBackward"
     told = run_command("--status")
     assert told.returncode == 1 and told.stdout.startswith("not built for torch")

@@ -23,7 +23,7 @@ def main() -> int:
     )
     parser.add_argument("--status", action="store_true", help="only say whether they are built")
     if parser.parse_args().status:
-        is_built = native.layers() is not None
+        is_built = native.built() is not None
         print(f"{'built' if is_built else 'not built'} for torch {torch.__version__}: {library()}")
         return 0 if is_built else 1
     print(f"building for torch {torch.__version__}: about a minute ...", flush=True)
@@ -34,7 +34,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     print(f"built in {time.perf_counter() - begin:.0f} s: {path}")
-    return 0 if native.layers() is not None else 1
+    return 0 if native.built() is not None else 1
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ LIBRARIES = ("torch", "torch_cpu", "c10", "torch_python")
 
 
 def build() -> Path:
-    """Build the layers of ``layers.cpp`` for this torch, and return the file of the library.
+    """Build the library of ``module.cpp`` for this torch, and return the file of the library.
 
     It takes about a minute, and lies beside torch's own caches, under ``~/.cache/torch`` as a rule.
     Layers that are run for the first time from then on use it, in this process and in later ones.

@@ -27,10 +27,10 @@ def use(on: bool) -> None:
     _choice.is_on = on
 
 
-def layers() -> ModuleType | None:
-    """The module with the layers of ``layers.cpp``; None if it was not built, or is switched off.
+def built() -> ModuleType | None:
+    """The module of ``module.cpp``; None if it was not built, or is switched off.
 
-    Asked once for each layer, when its op is known.
+    Asked once for each layer and kernel.
     """
     return _loaded() if _choice.is_on else None
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("layers.cpp")
-MODULE = "virtualgrad_layers"
+SOURCE = Path(__file__).with_name("module.cpp")
+MODULE = "virtualgrad_native"
 
 
 def library() -> Path:
     """The file of the library; its name changes with all that it is built from."""
     hashed = hashlib.sha256(SOURCE.read_bytes())
+    for header in sorted(SOURCE.parent.glob("*.h")):
+        hashed.update(header.read_bytes())
     for part in (torch.__version__, torch.__file__, sysconfig.get_config_var("SOABI")):
         hashed.update(str(part).encode())
     beside_hub = Path(torch.hub.get_dir()).with_name("virtualgrad")  # where torch caches, too

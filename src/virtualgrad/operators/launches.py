@@ -8,11 +8,13 @@ them. What may still differ is looked at, and the compiled kernel is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from virtualgrad.operators.native_launches import Relaunch, relaunch
 
 ALIGNED = 16  # bytes
 Tensors = tuple[Tensor | None, ...]
@@ -41,7 +43,7 @@ class Launch:
         self._grid = grid
         self._device = like.get_device()
         self._warps = warps
-        self._kept: dict[Hashable, Callable[..., Any]] = {}
+        self._kept: dict[Hashable, Relaunch] = {}
 
     def __call__(
         self,
@@ -67,11 +69,11 @@ class Launch:
         is_aligned = addresses % ALIGNED == 0
         kept = self._kept.get(kind) if is_aligned else None
         if kept is not None and self._device == torch.cuda.current_device():
-            kept(*tensors, *others)
+            kept(tensors, others)
             return
         compiled = launch(self._kernel, self._device, (*tensors, *others), self._warps)
         if is_aligned and compiled is not None:
-            self._kept[kind] = compiled[self._grid]
+            self._kept[kind] = relaunch(compiled, self._grid, self._device)
 
 
 def launch(kernel: Any, device: int, arguments: tuple[Any, ...], warps: int) -> Any:

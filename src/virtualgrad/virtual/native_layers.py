@@ -38,7 +38,7 @@ def native_layer(
         shape: of a convolution.
         python: runs the layer by that Function.
     """
-    built = native.layers() if function in (Linear, Convolution) else None
+    built = native.built() if function in (Linear, Convolution) else None
     if built is None or not all(other is None or type(other) in PLAIN for other in others):
         return None
     weight, bias = others

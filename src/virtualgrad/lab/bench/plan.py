@@ -68,7 +68,7 @@ def _why_not(mode: Mode, device: torch.device) -> str | None:
     """Why a device, or this installation, cannot run a mode; None if it can."""
     if mode.graphed and device.type != "cuda":
         return "A CUDA graph needs a CUDA device."
-    if mode.native and native.layers() is None:
+    if mode.native and native.built() is None:
         return "The layers in C++ are not built: python -m virtualgrad.native."
     return None
 

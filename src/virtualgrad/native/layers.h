@@ -8,7 +8,9 @@
 // other pass goes to the backward of those two.
 //
 // Layout of this file: what a layer is, what a node keeps, what a backward pass asks, the two
-// layers, the module.
+// layers, what Python gets of them.
+
+#pragma once
 
 #include <ATen/ATen.h>
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -109,12 +111,12 @@ struct Kept : torch::CustomClassHolder {
   }
 };
 
-Tensor as_dtype(const Tensor& tensor, at::ScalarType dtype) {
+inline Tensor as_dtype(const Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
 }
 
 // A tensor in the dtype in which autocast would give it to a product.
-Tensor in_autocast(const Tensor& tensor) {
+inline Tensor in_autocast(const Tensor& tensor) {
   const auto device = tensor.device().type();
   // Of some devices ("meta") it knows nothing, and would raise.
   if (!at::autocast::is_autocast_available(device)) return tensor;
@@ -126,11 +128,11 @@ Tensor in_autocast(const Tensor& tensor) {
 
 constexpr auto KEPT = "kept";
 
-const Kept& kept_in(AutogradContext* ctx) {
+inline const Kept& kept_in(AutogradContext* ctx) {
   return *c10::static_intrusive_pointer_cast<Kept>(ctx->saved_data[KEPT].toCapsule());
 }
 
-void keep(AutogradContext* ctx, const py::object& transforms,
+inline void keep(AutogradContext* ctx, const py::object& transforms,
           const c10::intrusive_ptr<Layer>& layer, const Tensor& x, variable_list saved) {
   ctx->set_materialize_grads(false);
   ctx->saved_data[KEPT] =
@@ -214,13 +216,13 @@ struct Passage {
 };
 
 // In the places of what apply takes: the transforms, the layer, x, W and b.
-variable_list in_places(Tensor x, Tensor weight, Tensor bias) {
+inline variable_list in_places(Tensor x, Tensor weight, Tensor bias) {
   return {Tensor(), Tensor(), std::move(x), std::move(weight), std::move(bias)};
 }
 
 // ------------------------------------------------------------------------------------ the layers
 
-Tensor rows_of(const Tensor& tensor) {
+inline Tensor rows_of(const Tensor& tensor) {
   return tensor.dim() == 2 ? tensor : tensor.reshape({-1, tensor.size(-1)});
 }
 
@@ -350,11 +352,7 @@ Tensor run(const c10::intrusive_ptr<Kind>& layer, const py::object& transforms, 
   return Node::apply(transforms, plain, x, plain->weight, plain->bias);
 }
 
-}  // namespace virtualgrad
-
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  using namespace virtualgrad;
-  module.doc() = "Layers of encapsulation 1 as nodes of C++ (virtualgrad.native).";
+inline void show_layers(py::module_& module) {
   py::class_<Layer, c10::intrusive_ptr<Layer>>(module, "Linear")
       .def(py::init<Tensor, MaybeTensor, py::object, py::object, py::object>())
       .def("__call__", &run<Linear, Layer>);
@@ -363,3 +361,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                     std::tuple<Sizes, Sizes, Sizes, bool, Sizes, int64_t>>())
       .def("__call__", &run<Convolution, ConvolutionLayer>);
 }
+
+}  // namespace virtualgrad

@@ -1,0 +1,130 @@
+// Launches of kernels that Triton has compiled, without its Python.
+//
+// Triton launches from Python: it asks for device and stream, for hooks, for memory that a kernel
+// may want beside its arguments, and then passes them on. In the middle of a backward pass, where
+// nothing of it lies in a cache, that takes the host 25 to 40 us. Here the arguments go straight to
+// the driver, as Triton's own launcher passes them: those that are no constants, in order, and then
+// two pointers to memory that a kernel may want, which are null here: a kernel that wants some is
+// launched by Triton.
+//
+// The driver's library is opened when the first kernel comes, so no header of CUDA is needed.
+
+#pragma once
+
+#include <dlfcn.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace virtualgrad {
+
+namespace py = pybind11;
+
+// cuLaunchKernel and cuFuncGetParamInfo of the driver; its handles are pointers, 0 is success.
+struct Driver {
+  using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                         unsigned, void*, void**, void**);
+  using ParamInfo = int (*)(void*, size_t, size_t*, size_t*);
+  Launch launch = nullptr;
+  ParamInfo param_info = nullptr;  // since CUDA 12.4
+
+  static const Driver& get() {
+    static const Driver driver = [] {
+      Driver found;
+      if (void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL)) {
+        found.launch = reinterpret_cast<Launch>(dlsym(library, "cuLaunchKernel"));
+        found.param_info = reinterpret_cast<ParamInfo>(dlsym(library, "cuFuncGetParamInfo"));
+      }
+      return found;
+    }();
+    return driver;
+  }
+};
+
+// A compiled kernel with its grid.
+class Kernel {
+ public:
+  // kinds: for each argument "*" (a pointer), "i32", "i64" or "fp32"; "" for a constant.
+  Kernel(uintptr_t function, std::vector<std::string> kinds, std::vector<unsigned> grid,
+         unsigned threads, unsigned shared)
+      : function_(reinterpret_cast<void*>(function)),
+        kinds_(std::move(kinds)),
+        grid_(std::move(grid)),
+        threads_(threads),
+        shared_(shared) {}
+
+  // Whether the driver is there, and says that the kernel takes what would be passed.
+  bool is_as_expected() const {
+    const auto& driver = Driver::get();
+    if (driver.launch == nullptr || driver.param_info == nullptr) return false;
+    std::vector<size_t> sizes;
+    for (const auto& kind : kinds_) {
+      if (!kind.empty()) sizes.push_back(kind == "i32" || kind == "fp32" ? 4 : 8);
+    }
+    sizes.insert(sizes.end(), SCRATCH, 8);
+    size_t offset = 0, size = 0;
+    for (size_t place = 0; place < sizes.size(); ++place) {
+      if (driver.param_info(function_, place, &offset, &size) != 0 || size != sizes[place]) {
+        return false;
+      }
+    }
+    return driver.param_info(function_, sizes.size(), &offset, &size) != 0;  // and no more
+  }
+
+  void operator()(uintptr_t stream, const py::tuple& tensors, const py::tuple& others) const {
+    std::vector<uint64_t> values(kinds_.size() + SCRATCH, 0);
+    std::vector<void*> arguments;
+    arguments.reserve(values.size());
+    size_t place = 0;
+    for (const auto& given : {tensors, others}) {
+      for (const auto& argument : given) {
+        const auto& kind = kinds_.at(place);
+        if (!kind.empty()) {
+          put(kind, argument.ptr(), &values[place]);
+          arguments.push_back(&values[place]);
+        }
+        ++place;
+      }
+    }
+    TORCH_CHECK(place == kinds_.size(), "a kernel of ", kinds_.size(), " arguments got ", place);
+    for (; place < values.size(); ++place) arguments.push_back(&values[place]);
+    const int failed =
+        Driver::get().launch(function_, grid_[0], grid_[1], grid_[2], threads_, 1, 1, shared_,
+                             reinterpret_cast<void*>(stream), arguments.data(), nullptr);
+    TORCH_CHECK(failed == 0, "the driver refused a launch with error ", failed);
+  }
+
+ private:
+  static constexpr size_t SCRATCH = 2;  // pointers behind the arguments
+
+  static void put(const std::string& kind, PyObject* argument, uint64_t* value) {
+    if (kind == "*") {
+      *value = reinterpret_cast<uintptr_t>(THPVariable_Unpack(argument).data_ptr());
+    } else if (kind == "fp32") {
+      const auto number = static_cast<float>(PyFloat_AsDouble(argument));
+      std::memcpy(value, &number, sizeof number);
+    } else {  // the first four bytes of a small number are its 32 bits
+      *value = static_cast<uint64_t>(PyLong_AsLongLong(argument));
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  }
+
+  void* function_;
+  std::vector<std::string> kinds_;
+  std::vector<unsigned> grid_;
+  unsigned threads_, shared_;
+};
+
+inline void show_launches(py::module_& module) {
+  py::class_<Kernel>(module, "Kernel")
+      .def(py::init<uintptr_t, std::vector<std::string>, std::vector<unsigned>, unsigned,
+                    unsigned>())
+      .def("is_as_expected", &Kernel::is_as_expected)
+      .def("__call__", &Kernel::operator());
+}
+
+}  // namespace virtualgrad
