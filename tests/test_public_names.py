@@ -18,6 +18,7 @@ import virtualgrad
         "from virtualgrad.optim import SVGD",
         "virtualgrad.optim.expect_state",
         "virtualgrad.errors.ModelError",
+        "virtualgrad.native.built()",
     ],
 )
 def test_whatever_comes_first(first):

@@ -9,6 +9,7 @@ pull-back of T(g) instead of g, summed over its sites; activations still get the
 * ``sites``: which op outputs touch parameters, and is the op linear there;
 * ``operators``: T;
 * ``virtual``: from T(g) to the virtual gradient, in the paper's two encapsulations;
+* ``native``: parts of it in C++, for steps that wait for the host, where they were built;
 * ``optim``: virtual gradient descent, and SVGD;
 * ``explain``: what was found in a model, as a table and a picture;
 * ``checkpoints``: a training loop that can be killed at any moment;
@@ -52,7 +53,17 @@ __all__ = [
 
 # The names come with torch, so they are imported when the first of them is asked for: the command
 # line, which lies below this package, tells its help without waiting for torch.
-_PARTS = ("checkpoints", "errors", "explain", "operators", "optim", "settings", "sites", "virtual")
+_PARTS = (
+    "checkpoints",
+    "errors",
+    "explain",
+    "native",
+    "operators",
+    "optim",
+    "settings",
+    "sites",
+    "virtual",
+)
 
 
 if not TYPE_CHECKING:  # for a type checker a name that is not imported above is a mistake

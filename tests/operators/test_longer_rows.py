@@ -17,7 +17,7 @@ from virtualgrad.operators.tiles import Tile
 
 UPDATE = Update(rho=0.9, weight=0.1 * 7, scale=0.5, eps=1e-3)
 KNOWN = Update(rho=1, weight=0, scale=0.5, eps=1e-3)  # the r of before
-ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-7.9}  # on a GPU
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-6.9}  # on a GPU; both are rounded, by a unit
 
 Case = tuple[tuple[int, ...], bool, Tile | None]
 """Shape of g, whether its samples lie apart, and the tile."""

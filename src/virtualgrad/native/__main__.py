@@ -8,8 +8,8 @@ import time
 
 import torch
 
-from virtualgrad import native
 from virtualgrad.errors import NativeBuildError
+from virtualgrad.native import build, built
 from virtualgrad.native.place import library
 
 
@@ -23,18 +23,18 @@ def main() -> int:
     )
     parser.add_argument("--status", action="store_true", help="only say whether they are built")
     if parser.parse_args().status:
-        is_built = native.built() is not None
+        is_built = built() is not None
         print(f"{'built' if is_built else 'not built'} for torch {torch.__version__}: {library()}")
         return 0 if is_built else 1
     print(f"building for torch {torch.__version__}: about a minute ...", flush=True)
     begin = time.perf_counter()
     try:
-        path = native.build()
+        path = build()
     except NativeBuildError as error:
         print(error, file=sys.stderr)
         return 1
     print(f"built in {time.perf_counter() - begin:.0f} s: {path}")
-    return 0 if native.built() is not None else 1
+    return 0 if built() is not None else 1
 
 
 if __name__ == "__main__":

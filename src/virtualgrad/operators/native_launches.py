@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from virtualgrad import native
+from virtualgrad.native import built
 
 WARP = 32  # threads
 KINDS = {"i32": "i32", "i64": "i64", "fp32": "fp32", "constexpr": ""}
@@ -35,8 +35,8 @@ def native_kernel(compiled: Any, grid: tuple[int, int, int]) -> Any:
 
     The driver is asked whether the kernel takes what would be passed: another Triton may pass more.
     """
-    built = native.built()
-    if built is None:
+    library = built()
+    if library is None:
         return None
     try:
         about, kinds = compiled.metadata, [_kind(kind) for kind in compiled.src.signature.values()]
@@ -47,7 +47,7 @@ def native_kernel(compiled: Any, grid: tuple[int, int, int]) -> Any:
         return None  # of another make
     if wants_more:
         return None
-    kernel = built.Kernel(handle, kinds, list(grid), *sizes)
+    kernel = library.Kernel(handle, kinds, list(grid), *sizes)
     return kernel if kernel.is_as_expected() else None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from virtualgrad import native
+from virtualgrad.native import built
 from virtualgrad.operators import kernels
 from virtualgrad.operators.channels import Channels, Convolved, Incoming, Total
 from virtualgrad.virtual.convolutions import Convolution, Geometry
@@ -38,17 +38,17 @@ def native_layer(
         shape: of a convolution.
         python: runs the layer by that Function.
     """
-    built = native.built() if function in (Linear, Convolution) else None
-    if built is None or not all(other is None or type(other) in PLAIN for other in others):
+    library = built() if function in (Linear, Convolution) else None
+    if library is None or not all(other is None or type(other) in PLAIN for other in others):
         return None
     weight, bias = others
     run: Run
     if shape is None:
-        run = built.Linear(
+        run = library.Linear(
             weight, bias, python, _incoming_of_linear, _linear_by_python(weight, bias)
         )
     else:
-        run = built.Convolution(
+        run = library.Convolution(
             weight,
             bias,
             python,

@@ -6,7 +6,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from virtualgrad import native
 from virtualgrad.lab.bench import command, measure
 from virtualgrad.lab.bench.methods import METHODS
 from virtualgrad.lab.bench.modes import MODES, PRECISIONS
@@ -143,13 +142,13 @@ def test_defaults_depend_on_the_device():
 
 def test_modes_that_cannot_be_run_here_are_left_out_with_a_reason(monkeypatch):
     gpu = torch.device("cuda")
-    monkeypatch.setattr(native, "built", lambda: None)
+    monkeypatch.setattr("virtualgrad.lab.bench.plan.built", lambda: None)
     modes, sentence = modes_on(gpu, "")
     assert [mode.name for mode in modes] == ["eager", "graphed", "compiled", "compiled+graphed"]
     assert sentence == (
         "Left out: native. The layers in C++ are not built: python -m virtualgrad.native."
     )
-    monkeypatch.setattr(native, "built", lambda: native)
+    monkeypatch.setattr("virtualgrad.lab.bench.plan.built", lambda: "a library")
     modes, sentence = modes_on(gpu, "eager,native")
     assert [mode.name for mode in modes] == ["eager", "native"] and not sentence
 

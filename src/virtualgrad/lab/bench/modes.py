@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from virtualgrad import native
+from virtualgrad.native import use
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ PRECISIONS = {
 @contextmanager
 def layers_in(mode: Mode) -> Iterator[None]:
     """Have layers that are run first while the block lasts as nodes of C++, or of Python."""
-    native.use(mode.native)
+    use(mode.native)
     try:
         yield
     finally:
-        native.use(True)
+        use(True)
 
 
 @contextmanager

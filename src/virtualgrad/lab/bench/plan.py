@@ -8,12 +8,12 @@ from typing import TypeVar
 import torch
 import typer
 
-from virtualgrad import native
 from virtualgrad.lab.bench.measure import Case
 from virtualgrad.lab.bench.methods import METHODS, REFERENCE, Method
 from virtualgrad.lab.bench.modes import MODES, PRECISIONS, Mode, Precision
 from virtualgrad.lab.bench.networks import NETWORKS, ON_CPU, TINY, Network, tiny
 from virtualgrad.lab.bench.peers import COMPARED, PEER_NETWORKS
+from virtualgrad.native import built
 
 Thing = TypeVar("Thing")
 NOTHING = "none"
@@ -68,7 +68,7 @@ def _why_not(mode: Mode, device: torch.device) -> str | None:
     """Why a device, or this installation, cannot run a mode; None if it can."""
     if mode.graphed and device.type != "cuda":
         return "A CUDA graph needs a CUDA device."
-    if mode.native and native.built() is None:
+    if mode.native and built() is None:
         return "The layers in C++ are not built: python -m virtualgrad.native."
     return None
 
