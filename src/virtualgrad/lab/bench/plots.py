@@ -28,6 +28,7 @@ COLORS = {
     "svgd-unchecked": OTHERS[3],
 }
 MARKERS = {"svgd": "s", "svgd-released": "D", "svgd-shared": "^", "svgd-unchecked": "v"}
+PANEL = 1.7  # inches: the longest title has room
 AXIS_LABELS = {
     "batch": "samples in a batch",
     "width": "channels",
@@ -52,7 +53,7 @@ def draw_ratios(rows: Sequence[Row], folder: Path) -> tuple[Path, Path] | None:
     dtypes = list(dict.fromkeys(row.dtype for row in shown))
     models = list(dict.fromkeys(row.model for row in shown))
     height = 0.9 + len(dtypes) * (0.7 + 0.3 * len(models))
-    with paper(WIDTH, height) as figure:
+    with paper(max(WIDTH, PANEL * len(modes)), height) as figure:
         grid = figure.subplots(len(dtypes), len(modes), squeeze=False, sharex=True, sharey=True)
         for dtype, panels in zip(dtypes, grid, strict=True):
             for mode, panel in zip(modes, panels, strict=True):
