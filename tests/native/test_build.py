@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from virtualgrad import SVGD, native
 from virtualgrad.errors import NativeBuildError
+from virtualgrad.native import place
 from virtualgrad.native.load import forget
 from virtualgrad.native.place import library
 
@@ -79,6 +80,41 @@ def test_a_damaged_library_is_told_of_once_and_done_without() -> None:
 
 
 @pytest.mark.usefixtures("nothing_built")
+@pytest.mark.parametrize("missing", ["sources", "a home that can be read"])
+def test_what_nobody_asked_for_fails_nowhere(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable() -> Path:
+        raise PermissionError("not yours")
+
+    if missing == "sources":
+        monkeypatch.setattr(place, "FOLDER", Path("nowhere"))
+    else:
+        monkeypatch.setattr("virtualgrad.native.load.library", unreadable)
+    assert trained()[0] == "LinearBackward"
+
+
+@pytest.mark.usefixtures("nothing_built")
+def test_a_new_library_takes_the_place_of_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ntouch "$2"\n')
+    monkeypatch.setenv("CXX", f"sh {compiler}")  # words, as in "ccache g++"
+    library().parent.mkdir(parents=True)
+    beginning = library().name.rpartition("-")[0]
+    old, of_another = library().with_name(f"{beginning}-0.so"), library().with_name("other-0.so")
+    old.touch()
+    of_another.touch()
+    assert native.build() == library()
+    assert {*library().parent.iterdir()} == {library(), of_another}
+
+
+def test_a_cache_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", "/proc/nowhere")
+    with pytest.raises(NativeBuildError, match=r"nothing can be written .* set TORCH_HOME"):
+        native.build()
+
+
+@pytest.mark.usefixtures("nothing_built")
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(NativeBuildError, match=r"no compiler of C\+\+ \(no-such-compiler\)"):
@@ -93,7 +129,7 @@ def test_a_compiler_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "failing"
-    compiler.write_text("#!/bin/sh\necho 'layers.cpp:1: error: no Python.h' >&2\nexit 1\n")
+    compiler.write_text("#!/bin/sh\necho 'layers.h:1: error: no Python.h' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(NativeBuildError, match=r"error: no Python\.h.*headers of Python"):

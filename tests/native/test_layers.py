@@ -263,6 +263,55 @@ def test_a_graph_that_is_thrown_away_keeps_nothing() -> None:
     assert passed() is None or passed() is optimizer._attachment.intercept.passes.current
 
 
+class Scaled(Tensor):
+    """A tensor that wants to see torch's functions, and doubles what a linear layer makes of it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return 2 * result if func is torch._C._nn.linear else result
+
+
+def test_an_input_that_is_no_plain_tensor_sees_its_ops() -> None:
+    model = nn.Linear(6, 3)
+    x = torch.randn(ROWS)
+    expected = 2 * model(x)
+    with SVGD.released(model, LR):
+        for _ in range(3):  # as it is looked at first, and as it is remembered
+            sigma = model(x.as_subclass(Scaled))
+            assert type(sigma) is Scaled
+            torch.testing.assert_close(sigma.as_subclass(Tensor), expected, rtol=0, atol=0)
+
+
+def test_weights_that_are_computed_go_with_their_graph() -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 6))
+            self.made: list[weakref.ref[Tensor]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.weight.to(torch.float64)
+            self.made.append(weakref.ref(weight))
+            return nn.functional.linear(x, weight)
+
+    model = Halved()
+    optimizer = SVGD.released(model, LR)
+    loss = square(model, torch.randn(ROWS).double())
+    loss.backward()
+    assert [made() for made in model.made] == [None]
+    optimizer.step()
+
+
+def test_where_backward_passes_are_compiled_nodes_are_of_python() -> None:
+    from torch._dynamo import config
+
+    model = nn.Linear(6, 3)
+    with SVGD.released(model, LR), config.patch(compiled_autograd=True):
+        sigma = model(torch.randn(ROWS))
+    assert sigma.grad_fn is not None and sigma.grad_fn.name() == "LinearBackward"
+
+
 def test_copies_of_an_attached_model_are_plain() -> None:
     model = Network(LAYERS["conv2d"][0])
     optimizer = SVGD.released(model, LR)

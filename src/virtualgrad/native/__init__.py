@@ -10,7 +10,8 @@ torch, by a C++ compiler, and used from then on:
 
     python -m virtualgrad.native
 
-Without them, or behind ``virtualgrad.native.use(False)``, Python does the same.
+Without them Python does the same; also layers and kernels that are run first behind
+``virtualgrad.native.use(False)``.
 """
 
 from virtualgrad.native.build import build

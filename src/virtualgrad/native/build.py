@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import torch
 
 from virtualgrad.errors import NativeBuildError
 from virtualgrad.native.load import forget
-from virtualgrad.native.place import MODULE, SOURCE, library
+from virtualgrad.native.place import MODULE, SOURCE, library, outdated
 
 COMPILERS = ("c++", "g++", "clang++")
 LIBRARIES = ("torch", "torch_cpu", "c10", "torch_python")
@@ -30,20 +31,34 @@ def build() -> Path:
         NativeBuildError: there is no compiler, or it failed; what it said is in the message.
     """
     path = library()
+    try:
+        _build_into(path)
+        for old in outdated():
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        raise NativeBuildError.of(
+            given=f"{path.parent}, into which nothing can be written ({error})",
+            allowed="a folder for torch's caches that can be written to",
+            todo="set TORCH_HOME to one, here and where you train",
+        ) from error
+    forget()
+    return path
+
+
+def _build_into(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as beside:
         made = Path(beside) / path.name
-        done = subprocess.run(_command(made), capture_output=True, text=True, check=False)
+        command = _command(made)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NativeBuildError.of(
-                given=f"{_compiler()}, which failed:\n{_beginning(done.stderr)}",
+                given=f"{command[0]}, which failed:\n{_beginning(done.stderr)}",
                 allowed="a compiler of C++20 with the headers of Python (python3-dev, say)",
                 todo="install them, or set CXX to another compiler; without the library all works "
                 "as before, more slowly in short steps",
             )
         os.replace(made, path)  # a process that starts now finds all of it, or nothing
-    forget()
-    return path
 
 
 def _command(into: Path) -> list[str]:
@@ -52,7 +67,7 @@ def _command(into: Path) -> list[str]:
     libraries = here / "lib"
     include = [here / "include", Path(sysconfig.get_paths()["include"])]
     return [
-        _compiler(),
+        *_compiler(),
         *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
         f"-DTORCH_EXTENSION_NAME={MODULE}",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
@@ -63,8 +78,8 @@ def _command(into: Path) -> list[str]:
     ]
 
 
-def _compiler() -> str:
-    """The compiler: CXX, or the first that is there."""
+def _compiler() -> list[str]:
+    """The compiler, with options that CXX may give it, or the first that is there."""
     if not sys.platform.startswith("linux"):
         raise NativeBuildError.of(
             given=f"a build on {sys.platform}",
@@ -72,10 +87,10 @@ def _compiler() -> str:
             todo="do without the library: all works, more slowly in short steps",
         )
     named = os.environ.get("CXX")
-    for name in (named,) if named else COMPILERS:
-        found = shutil.which(name)
+    for words in [shlex.split(named)] if named else [[name] for name in COMPILERS]:
+        found = shutil.which(words[0])
         if found is not None:
-            return found
+            return [found, *words[1:]]
     raise NativeBuildError.of(
         given=f"no compiler of C++ ({named or ', '.join(COMPILERS)})",
         allowed="one on the PATH, or named by CXX",

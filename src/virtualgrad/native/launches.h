@@ -5,7 +5,7 @@
 // nothing of it lies in a cache, that takes the host 25 to 40 us. Here the arguments go straight to
 // the driver, as Triton's own launcher passes them: those that are no constants, in order, and then
 // two pointers to memory that a kernel may want, which are null here: a kernel that wants some is
-// launched by Triton.
+// launched by Triton. (Hooks on Triton's launches, as profilers set them, do not see these.)
 //
 // The driver's library is opened when the first kernel comes, so no header of CUDA is needed.
 
@@ -24,13 +24,15 @@ namespace virtualgrad {
 
 namespace py = pybind11;
 
-// cuLaunchKernel and cuFuncGetParamInfo of the driver; its handles are pointers, 0 is success.
+// Functions of the driver; its handles are pointers, 0 is success.
 struct Driver {
   using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                          unsigned, void*, void**, void**);
   using ParamInfo = int (*)(void*, size_t, size_t*, size_t*);
+  using CurrentContext = int (*)(void**);
   Launch launch = nullptr;
   ParamInfo param_info = nullptr;  // since CUDA 12.4
+  CurrentContext current_context = nullptr;
 
   static const Driver& get() {
     static const Driver driver = [] {
@@ -38,6 +40,8 @@ struct Driver {
       if (void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL)) {
         found.launch = reinterpret_cast<Launch>(dlsym(library, "cuLaunchKernel"));
         found.param_info = reinterpret_cast<ParamInfo>(dlsym(library, "cuFuncGetParamInfo"));
+        found.current_context =
+            reinterpret_cast<CurrentContext>(dlsym(library, "cuCtxGetCurrent"));
       }
       return found;
     }();
@@ -60,7 +64,7 @@ class Kernel {
   // Whether the driver is there, and says that the kernel takes what would be passed.
   bool is_as_expected() const {
     const auto& driver = Driver::get();
-    if (driver.launch == nullptr || driver.param_info == nullptr) return false;
+    if (!driver.launch || !driver.param_info || !driver.current_context) return false;
     std::vector<size_t> sizes;
     for (const auto& kind : kinds_) {
       if (!kind.empty()) sizes.push_back(kind == "i32" || kind == "fp32" ? 4 : 8);
@@ -75,7 +79,11 @@ class Kernel {
     return driver.param_info(function_, sizes.size(), &offset, &size) != 0;  // and no more
   }
 
-  void operator()(uintptr_t stream, const py::tuple& tensors, const py::tuple& others) const {
+  // Launch it; false in a thread that has no context of the driver yet: Triton will make one.
+  bool operator()(uintptr_t stream, const py::tuple& tensors, const py::tuple& others) const {
+    const auto& driver = Driver::get();
+    void* context = nullptr;
+    if (driver.current_context(&context) != 0 || context == nullptr) return false;
     std::vector<uint64_t> values(kinds_.size() + SCRATCH, 0);
     std::vector<void*> arguments;
     arguments.reserve(values.size());
@@ -92,10 +100,14 @@ class Kernel {
     }
     TORCH_CHECK(place == kinds_.size(), "a kernel of ", kinds_.size(), " arguments got ", place);
     for (; place < values.size(); ++place) arguments.push_back(&values[place]);
-    const int failed =
-        Driver::get().launch(function_, grid_[0], grid_[1], grid_[2], threads_, 1, 1, shared_,
+    int failed = 0;
+    {
+      py::gil_scoped_release others_may_run;  // the driver waits where its queue is full
+      failed = driver.launch(function_, grid_[0], grid_[1], grid_[2], threads_, 1, 1, shared_,
                              reinterpret_cast<void*>(stream), arguments.data(), nullptr);
+    }
     TORCH_CHECK(failed == 0, "the driver refused a launch with error ", failed);
+    return true;
   }
 
  private:
@@ -103,6 +115,7 @@ class Kernel {
 
   static void put(const std::string& kind, PyObject* argument, uint64_t* value) {
     if (kind == "*") {
+      TORCH_CHECK(THPVariable_Check(argument), "a kernel wants a tensor");
       *value = reinterpret_cast<uintptr_t>(THPVariable_Unpack(argument).data_ptr());
     } else if (kind == "fp32") {
       const auto number = static_cast<float>(PyFloat_AsDouble(argument));

@@ -17,8 +17,12 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <array>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -36,13 +40,36 @@ using Sizes = std::vector<int64_t>;
 
 // ------------------------------------------------------------------------------------ a layer
 
+// Geometry.in_backward of virtualgrad.virtual.convolutions.
+struct Geometry {
+  Sizes stride, padding, dilation, output_padding;
+  bool transposed;
+  int64_t groups;
+
+  Tensor forward(const Tensor& x, const Tensor& weight, const MaybeTensor& bias) const {
+    return at::convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding,
+                           groups);
+  }
+
+  std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& g, const Tensor& x,
+                                              const Tensor& weight,
+                                              const std::optional<Sizes>& bias,
+                                              std::array<bool, 3> mask) const {
+    at::OptionalIntArrayRef sizes;
+    if (bias) sizes = *bias;
+    return at::convolution_backward(g, x, weight, sizes, stride, padding, dilation, transposed,
+                                    output_padding, groups, mask);
+  }
+};
+
 // What is the same in all passes through a layer.
 struct Layer : torch::CustomClassHolder {
   Tensor weight;
   MaybeTensor bias;
   py::object python;     // (transforms, x) -> sigma, by the Function of Python
-  py::object incoming;   // (transform, g, x, in_rows, total) -> Incoming, the plainest pass
-  py::object by_python;  // (saved, needed, transforms, dtypes, g) -> gradients, any other
+  py::object incoming;   // (transform, g, x, kernel, in_rows, total) -> Incoming, the plainest pass
+  py::object by_python;  // (saved, needed, transforms, dtypes, size, bias, g) -> gradients, others
+  std::shared_ptr<const Geometry> geometry;  // of a convolution
 
   Layer(Tensor weight, MaybeTensor bias, py::object python, py::object incoming,
         py::object by_python)
@@ -53,60 +80,55 @@ struct Layer : torch::CustomClassHolder {
         by_python(std::move(by_python)) {}
 };
 
-// Geometry.in_backward of virtualgrad.virtual.convolutions.
 struct ConvolutionLayer : Layer {
-  Sizes stride, padding, dilation, output_padding;
-  bool transposed;
-  int64_t groups;
-
   ConvolutionLayer(Tensor weight, MaybeTensor bias, py::object python, py::object incoming,
                    py::object by_python,
-                   std::tuple<Sizes, Sizes, Sizes, bool, Sizes, int64_t> geometry)
+                   std::tuple<Sizes, Sizes, Sizes, bool, Sizes, int64_t> shape)
       : Layer(std::move(weight), std::move(bias), std::move(python), std::move(incoming),
               std::move(by_python)) {
-    std::tie(stride, padding, dilation, transposed, output_padding, groups) = std::move(geometry);
-  }
-
-  Tensor forward(const Tensor& x, const Tensor& w, const MaybeTensor& b) const {
-    return at::convolution(x, w, b, stride, padding, dilation, transposed, output_padding,
-                           groups);
-  }
-
-  std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& g, const Tensor& x, const Tensor& w,
-                                              std::array<bool, 3> mask) const {
-    at::OptionalIntArrayRef sizes;
-    if (bias.has_value()) sizes = bias->sizes();
-    return at::convolution_backward(g, x, w, sizes, stride, padding, dilation, transposed,
-                                    output_padding, groups, mask);
+    auto [stride, padding, dilation, transposed, output_padding, groups] = std::move(shape);
+    geometry = std::make_shared<const Geometry>(
+        Geometry{stride, padding, dilation, output_padding, transposed, groups});
   }
 };
 
 // ---------------------------------------------------------------------------- what a node keeps
 
-// The transforms of a pass, with its layer and the dtypes of x and W. Python's objects are let go
-// with the GIL held, wherever the graph ends.
+// What one pass knows beside its saved tensors: it holds none itself, so that they go when autograd
+// lets them go. Python's objects are let go with the GIL held, wherever the graph ends.
 struct Kept : torch::CustomClassHolder {
-  py::object transforms;
-  c10::intrusive_ptr<Layer> layer;
+  py::object transforms, incoming, by_python;
+  std::shared_ptr<const Geometry> geometry;
   at::ScalarType x_dtype, weight_dtype;
-  std::array<bool, 3> needed;
+  int64_t weight_numel;
+  std::optional<at::ScalarType> bias_dtype;
+  std::optional<Sizes> bias_sizes;
+  std::array<bool, 3> needed;  // x, W and b
 
-  Kept(py::object transforms, c10::intrusive_ptr<Layer> layer, const Tensor& x)
+  Kept(py::object transforms, const Layer& layer, const Tensor& x)
       : transforms(std::move(transforms)),
-        layer(std::move(layer)),
+        incoming(layer.incoming),
+        by_python(layer.by_python),
+        geometry(layer.geometry),
         x_dtype(x.scalar_type()),
-        weight_dtype(this->layer->weight.scalar_type()),
-        needed{x.requires_grad(), this->layer->weight.requires_grad(),
-               this->layer->bias.has_value() && this->layer->bias->requires_grad()} {}
+        weight_dtype(layer.weight.scalar_type()),
+        weight_numel(layer.weight.numel()),
+        needed{x.requires_grad(), layer.weight.requires_grad(),
+               layer.bias.has_value() && layer.bias->requires_grad()} {
+    if (layer.bias) {
+      bias_dtype = layer.bias->scalar_type();
+      bias_sizes = layer.bias->sizes().vec();
+    }
+  }
 
   ~Kept() override {
     if (Py_IsInitialized()) {
       py::gil_scoped_acquire gil;
-      transforms = py::object();
-      layer.reset();
+      transforms = incoming = by_python = py::object();
     } else {  // the interpreter is gone, and its objects with it
       transforms.release();
-      layer.release();
+      incoming.release();
+      by_python.release();
     }
   }
 };
@@ -133,10 +155,10 @@ inline const Kept& kept_in(AutogradContext* ctx) {
 }
 
 inline void keep(AutogradContext* ctx, const py::object& transforms,
-          const c10::intrusive_ptr<Layer>& layer, const Tensor& x, variable_list saved) {
+                 const c10::intrusive_ptr<Layer>& layer, const Tensor& x, variable_list saved) {
   ctx->set_materialize_grads(false);
   ctx->saved_data[KEPT] =
-      c10::IValue::make_capsule(c10::make_intrusive<Kept>(transforms, layer, x));
+      c10::IValue::make_capsule(c10::make_intrusive<Kept>(transforms, *layer, x));
   ctx->save_for_backward(std::move(saved));
 }
 
@@ -167,10 +189,8 @@ struct Passage {
   AutogradContext* ctx;
   const Kept& kept;
   Tensor g, x, weight;
-  bool has_bias;
 
-  Passage(AutogradContext* ctx, const Tensor& g)
-      : ctx(ctx), kept(kept_in(ctx)), g(g), has_bias(kept.layer->bias.has_value()) {
+  Passage(AutogradContext* ctx, const Tensor& g) : ctx(ctx), kept(kept_in(ctx)), g(g) {
     const auto saved = ctx->get_saved_variables();
     x = saved[0];
     weight = saved[1];
@@ -198,7 +218,9 @@ struct Passage {
     if (py::len(transform.attr("current").attr("kept")) != 0) return std::nullopt;
     py::object total = py::none();
     if (kept.needed[2]) total = py::str(serves_bias ? "T(g)" : "g");
-    return Incoming(kept.layer->incoming(transform, g, x, in_rows, total));
+    const auto sizes = weight.defined() ? weight.sizes().vec() : Sizes();
+    const Sizes kernel(sizes.begin() + std::min<size_t>(2, sizes.size()), sizes.end());
+    return Incoming(kept.incoming(transform, g, x, py::tuple(py::cast(kernel)), in_rows, total));
   }
 
   // Whether b pulls back what W does, and not the true g.
@@ -206,9 +228,10 @@ struct Passage {
 
   // The gradients of x, W and b by the backward of Python. (The GIL is held.)
   variable_list by_python() const {
-    const auto dtypes = py::make_tuple(py::cast(kept.x_dtype), py::cast(kept.weight_dtype));
-    const auto saved = py::make_tuple(py::cast(x), py::cast(weight));
-    const py::tuple made = kept.layer->by_python(saved, kept.needed, kept.transforms, dtypes, g);
+    const auto dtypes = py::make_tuple(kept.x_dtype, kept.weight_dtype, kept.bias_dtype);
+    const auto saved = py::make_tuple(x, weight);
+    const py::tuple made = kept.by_python(saved, kept.needed, kept.transforms, dtypes,
+                                          kept.weight_numel, kept.bias_sizes, g);
     variable_list found;
     for (const auto& each : made) found.push_back(each.is_none() ? Tensor() : each.cast<Tensor>());
     return found;
@@ -247,7 +270,7 @@ struct Linear : Function<Linear> {
     bool serves_bias;
     {
       py::gil_scoped_acquire gil;
-      made = pass.incoming(pass.kept.layer->weight.numel() < g.numel());
+      made = pass.incoming(pass.kept.weight_numel < g.numel());
       if (!made) {
         const auto found = pass.by_python();
         return in_places(found[0], found[1], found[2]);
@@ -263,7 +286,7 @@ struct Linear : Function<Linear> {
     if (pass.wants(2)) {
       const auto& of = serves_bias ? made->g : g;
       of_bias = made->total ? *made->total : rows_of(of).sum(0);
-      of_bias = as_dtype(of_bias, pass.kept.layer->bias->scalar_type());
+      of_bias = as_dtype(of_bias, *pass.kept.bias_dtype);
       if (serves_bias) of_bias = made->scaled(of_bias);
     }
     made.reset();  // and T(g) with it, before there is a gradient of x
@@ -286,21 +309,22 @@ struct Convolution : Function<Convolution> {
     py::gil_scoped_release others_may_run;
     MaybeTensor added = bias;
     if (bias) added = in_autocast(*bias);
-    return static_cast<const ConvolutionLayer&>(*layer).forward(factor, other, added);
+    return layer->geometry->forward(factor, other, added);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return in_places({}, {}, {});
     Passage pass(ctx, grads[0]);
     const auto& g = pass.g;
-    const auto& layer = static_cast<const ConvolutionLayer&>(*pass.kept.layer);
+    const auto& geometry = *pass.kept.geometry;
+    const auto& bias = pass.kept.bias_sizes;
     std::optional<Incoming> made;
     bool serves_bias;
     const auto x = as_dtype(pass.x, g.scalar_type());
     {
       py::gil_scoped_acquire gil;
       pass.x = x;
-      made = pass.incoming(layer.weight.numel() < g.numel() && !layer.transposed);
+      made = pass.incoming(pass.kept.weight_numel < g.numel() && !geometry.transposed);
       if (!made) {
         const auto found = pass.by_python();
         return in_places(found[0], found[1], found[2]);
@@ -316,18 +340,21 @@ struct Convolution : Function<Convolution> {
     } else {  // with it, whatever is to pull back the same
       const bool with_bias = wants_bias && !made->total && (serves_bias || of_true_g);
       std::tie(of_x, of_weight, of_bias) =
-          layer.backward(made->g, x, weight, {pass.wants(0) && of_true_g, true, with_bias});
+          geometry.backward(made->g, x, weight, bias,
+                            {pass.wants(0) && of_true_g, true, with_bias});
       of_weight = made->scaled(as_dtype(of_weight, pass.kept.weight_dtype));
     }
     if (wants_bias) {
       if (made->total) of_bias = *made->total;
       if (!of_bias.defined()) of_bias = sum_of_channels(serves_bias ? made->g : g);
-      of_bias = as_dtype(of_bias, layer.bias->scalar_type());
+      of_bias = as_dtype(of_bias, *pass.kept.bias_dtype);
       if (serves_bias) of_bias = made->scaled(of_bias);
     }
     made.reset();  // and T(g) with it, before more is made
     if (pass.wants(0)) {
-      if (!of_x.defined()) of_x = std::get<0>(layer.backward(g, x, weight, {true, false, false}));
+      if (!of_x.defined()) {
+        of_x = std::get<0>(geometry.backward(g, x, weight, bias, {true, false, false}));
+      }
       of_x = as_dtype(of_x, pass.kept.x_dtype);
     }
     return in_places(of_x, of_weight, of_bias);
@@ -342,14 +369,16 @@ struct Convolution : Function<Convolution> {
   }
 };
 
-// Run a layer; where others watch torch's functions, by the Function of Python, whose op they see.
+// Run a layer; by the Function of Python, whose op they see, where others watch torch's functions:
+// a mode, or an x that is no plain tensor.
 template <typename Node, typename Kind>
-Tensor run(const c10::intrusive_ptr<Kind>& layer, const py::object& transforms, const Tensor& x) {
+Tensor run(const c10::intrusive_ptr<Kind>& layer, const py::object& transforms,
+           const py::object& x) {
   const c10::intrusive_ptr<Layer> plain = layer;
-  if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) {
+  if (at::impl::PythonTorchFunctionTLS::stack_len() > 0 || !THPVariable_CheckExact(x.ptr())) {
     return plain->python(transforms, x).template cast<Tensor>();
   }
-  return Node::apply(transforms, plain, x, plain->weight, plain->bias);
+  return Node::apply(transforms, plain, THPVariable_Unpack(x.ptr()), plain->weight, plain->bias);
 }
 
 inline void show_layers(py::module_& module) {

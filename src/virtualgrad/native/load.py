@@ -23,7 +23,7 @@ _choice = Choice()
 
 
 def use(on: bool) -> None:
-    """Use the library from now on, or do without it: layers that are attached from then on."""
+    """Use the library, or do without it: for layers and kernels that are run first from now on."""
     _choice.is_on = on
 
 
@@ -37,8 +37,11 @@ def built() -> ModuleType | None:
 
 @cache
 def _loaded() -> ModuleType | None:
-    path = library()
-    if not path.is_file():
+    try:
+        path = library()
+        if not path.is_file():
+            return None
+    except (OSError, ValueError):  # a home that may not be read, sources that were not shipped
         return None
     loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
     spec = importlib.util.spec_from_loader(MODULE, loader)

@@ -22,12 +22,17 @@ Relaunch = Callable[[tuple[Any, ...], tuple[Any, ...]], None]
 
 def relaunch(compiled: Any, grid: tuple[int, int, int], device: int) -> Relaunch:
     """How to launch a compiled kernel again, on the same device; it must be the current one."""
+    run = compiled[grid]  # which keeps it alive
     kernel = native_kernel(compiled, grid)
     if kernel is None:
-        run = compiled[grid]
         return lambda tensors, others: run(*tensors, *others)
     stream_on = torch._C._cuda_getCurrentRawStream
-    return lambda tensors, others: kernel(stream_on(device), tensors, others)
+
+    def launch(tensors: tuple[Any, ...], others: tuple[Any, ...]) -> None:
+        if not kernel(stream_on(device), tensors, others):
+            run(*tensors, *others)
+
+    return launch
 
 
 def native_kernel(compiled: Any, grid: tuple[int, int, int]) -> Any:

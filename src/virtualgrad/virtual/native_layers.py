@@ -6,6 +6,7 @@ the backward of the Function of Python runs in its place.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -39,67 +40,69 @@ def native_layer(
         python: runs the layer by that Function.
     """
     library = built() if function in (Linear, Convolution) else None
-    if library is None or not all(other is None or type(other) in PLAIN for other in others):
+    if library is None or _is_traced_backward():
+        return None
+    if not all(other is None or type(other) in PLAIN for other in others):
         return None
     weight, bias = others
     run: Run
     if shape is None:
-        run = library.Linear(
-            weight, bias, python, _incoming_of_linear, _linear_by_python(weight, bias)
-        )
+        run = library.Linear(weight, bias, python, _incoming_of_linear, _linear_by_python)
     else:
-        run = library.Convolution(
-            weight,
-            bias,
-            python,
-            _incoming_of_convolution(weight, shape),
-            _convolution_by_python(bias, shape),
-            shape.in_backward,
-        )
+        of_g, by_python = _incoming_of_convolution(shape), _convolution_by_python(shape)
+        run = library.Convolution(weight, bias, python, of_g, by_python, shape.in_backward)
     return run
+
+
+def _is_traced_backward() -> bool:
+    """Whether backward passes are to be compiled (compiled autograd), which sees no node of C++."""
+    config = sys.modules.get("torch._dynamo.config")
+    return bool(getattr(config, "compiled_autograd", False))
 
 
 PLAIN = (Tensor, nn.Parameter)
 """Types of tensors that a node of C++ may compute with: not shards, say."""
 
 
-def _incoming_of_linear(
-    transform: Transform, g: Tensor, x: Tensor, in_rows: bool, total: Total | None
+def _incoming_of_linear(  # noqa: PLR0917 - as C++ calls it
+    transform: Transform, g: Tensor, x: Tensor, kernel: Any, in_rows: bool, total: Total | None
 ) -> Incoming:
     return transform.for_layer(g, Channels(g.dim() - 1, in_rows, total, may_pad=True))
 
 
-def _incoming_of_convolution(weight: Tensor, shape: Geometry) -> Callable[..., Incoming]:
-    def incoming(
-        transform: Transform, g: Tensor, x: Tensor, in_rows: bool, total: Total | None
+def _incoming_of_convolution(shape: Geometry) -> Callable[..., Incoming]:
+    def incoming(  # noqa: PLR0917 - as above
+        transform: Transform, g: Tensor, x: Tensor, kernel: Any, in_rows: bool, total: Total | None
     ) -> Incoming:
         convolved = None
         if shape.window is not None and kernels.may_launch(g.device):
-            convolved = Convolved(x, weight.shape[2:], shape.window)
+            convolved = Convolved(x, kernel, shape.window)
         return transform.for_layer(g, Channels(1, in_rows, total, convolved=convolved))
 
     return incoming
 
 
-def _linear_by_python(weight: Tensor, bias: Tensor | None) -> Callable[..., Gradients]:
-    def gradients(
-        saved: Any, needed: Any, transforms: Transforms, dtypes: Any, g: Tensor
-    ) -> Gradients:
-        ctx = _context(saved, (False, *needed), transforms)
-        ctx.dtypes = (*dtypes, None if bias is None else bias.dtype)
-        ctx.size = weight.numel()
-        return Linear.backward(ctx, g)[1:]
-
-    return gradients
+def _linear_by_python(  # noqa: PLR0917 - as above
+    saved: Any, needed: Any, transforms: Transforms, dtypes: Any, size: int, bias: Any, g: Tensor
+) -> Gradients:
+    ctx = _context(saved, (False, *needed), transforms)
+    ctx.dtypes, ctx.size = dtypes, size
+    return Linear.backward(ctx, g)[1:]
 
 
-def _convolution_by_python(bias: Tensor | None, shape: Geometry) -> Callable[..., Gradients]:
-    def gradients(
-        saved: Any, needed: Any, transforms: Transforms, dtypes: Any, g: Tensor
+def _convolution_by_python(shape: Geometry) -> Callable[..., Gradients]:
+    def gradients(  # noqa: PLR0917 - as above
+        saved: Any,
+        needed: Any,
+        transforms: Transforms,
+        dtypes: Any,
+        size: int,
+        bias: Any,
+        g: Tensor,
     ) -> Gradients:
         ctx = _context(saved, (False, False, *needed), transforms)
-        ctx.dtypes, ctx.shape = dtypes, shape
-        ctx.bias = None if bias is None else (list(bias.shape), bias.dtype)
+        ctx.dtypes, ctx.shape = dtypes[:2], shape
+        ctx.bias = None if bias is None else (bias, dtypes[2])
         return Convolution.backward(ctx, g)[2:]
 
     return gradients
