@@ -11,7 +11,7 @@ import pytest
 from filelock import FileLock
 
 from virtualgrad import native
-from virtualgrad.native.build import COMPILERS
+from virtualgrad.native.building import COMPILERS
 from virtualgrad.native.load import forget
 from virtualgrad.native.place import library
 

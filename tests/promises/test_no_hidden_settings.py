@@ -14,7 +14,7 @@ import virtualgrad
 LIBRARY = Path(virtualgrad.__file__).parent
 # Triton's own, which it reads itself: whether its interpreter runs kernels on tensors of the CPU.
 # And that by which makers of software are told their compiler, where a user asks for a build.
-READ = {("operators/kernels.py", "TRITON_INTERPRET"), ("native/build.py", "CXX")}
+READ = {("operators/kernels.py", "TRITON_INTERPRET"), ("native/building.py", "CXX")}
 TRAIN = """
 import torch
 from virtualgrad import SVGD

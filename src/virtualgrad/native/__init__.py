@@ -14,7 +14,7 @@ Without them Python does the same; also layers and kernels that are run first be
 ``virtualgrad.native.use(False)``.
 """
 
-from virtualgrad.native.build import build
+from virtualgrad.native.building import build
 from virtualgrad.native.load import built, use
 
 __all__ = ["build", "built", "use"]
