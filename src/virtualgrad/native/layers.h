@@ -164,13 +164,16 @@ inline void keep(AutogradContext* ctx, const py::object& transforms,
 
 // ------------------------------------------------------------------ what a backward pass asks for
 
-// Incoming of virtualgrad.operators.channels.
+// Incoming of virtualgrad.operators.channels, for W; b pulls back the same if T serves it, and the
+// true g if not.
 struct Incoming {
+  bool serves_bias;
   Tensor g;
   MaybeTensor rows, total, weight, padded;
 
-  explicit Incoming(const py::tuple& made)
-      : g(made[0].cast<Tensor>()),
+  Incoming(bool serves_bias, const py::tuple& made)
+      : serves_bias(serves_bias),
+        g(made[0].cast<Tensor>()),
         rows(made[1].cast<MaybeTensor>()),
         total(made[2].cast<MaybeTensor>()),
         weight(made[3].cast<MaybeTensor>()),
@@ -220,11 +223,9 @@ struct Passage {
     if (kept.needed[2]) total = py::str(serves_bias ? "T(g)" : "g");
     const auto sizes = weight.defined() ? weight.sizes().vec() : Sizes();
     const Sizes kernel(sizes.begin() + std::min<size_t>(2, sizes.size()), sizes.end());
-    return Incoming(kept.incoming(transform, g, x, py::tuple(py::cast(kernel)), in_rows, total));
+    return Incoming(serves_bias, kept.incoming(transform, g, x, py::tuple(py::cast(kernel)),
+                                               in_rows, total));
   }
-
-  // Whether b pulls back what W does, and not the true g.
-  bool bias_has_transform() const { return py::cast<py::dict>(kept.transforms).contains("bias"); }
 
   // The gradients of x, W and b by the backward of Python. (The GIL is held.)
   variable_list by_python() const {
@@ -267,7 +268,6 @@ struct Linear : Function<Linear> {
     const Passage pass(ctx, grads[0]);
     const auto& g = pass.g;
     std::optional<Incoming> made;
-    bool serves_bias;
     {
       py::gil_scoped_acquire gil;
       made = pass.incoming(pass.kept.weight_numel < g.numel());
@@ -275,7 +275,6 @@ struct Linear : Function<Linear> {
         const auto found = pass.by_python();
         return in_places(found[0], found[1], found[2]);
       }
-      serves_bias = pass.bias_has_transform();
     }
     at::AutoDispatchBelowADInplaceOrView unrecorded;
     Tensor of_x, of_bias;
@@ -284,10 +283,10 @@ struct Linear : Function<Linear> {
     if (made->padded) of_weight = of_weight.narrow(0, 0, g.size(-1));
     of_weight = made->scaled(as_dtype(of_weight, pass.kept.weight_dtype));
     if (pass.wants(2)) {
-      const auto& of = serves_bias ? made->g : g;
+      const auto& of = made->serves_bias ? made->g : g;
       of_bias = made->total ? *made->total : rows_of(of).sum(0);
       of_bias = as_dtype(of_bias, *pass.kept.bias_dtype);
-      if (serves_bias) of_bias = made->scaled(of_bias);
+      if (made->serves_bias) of_bias = made->scaled(of_bias);
     }
     made.reset();  // and T(g) with it, before there is a gradient of x
     if (pass.wants(0)) {
@@ -319,7 +318,6 @@ struct Convolution : Function<Convolution> {
     const auto& geometry = *pass.kept.geometry;
     const auto& bias = pass.kept.bias_sizes;
     std::optional<Incoming> made;
-    bool serves_bias;
     const auto x = as_dtype(pass.x, g.scalar_type());
     {
       py::gil_scoped_acquire gil;
@@ -329,7 +327,6 @@ struct Convolution : Function<Convolution> {
         const auto found = pass.by_python();
         return in_places(found[0], found[1], found[2]);
       }
-      serves_bias = pass.bias_has_transform();
     }
     at::AutoDispatchBelowADInplaceOrView unrecorded;
     const auto weight = as_dtype(pass.weight, g.scalar_type());
@@ -338,7 +335,7 @@ struct Convolution : Function<Convolution> {
     if (made->weight) {
       of_weight = as_dtype(*made->weight, pass.kept.weight_dtype);
     } else {  // with it, whatever is to pull back the same
-      const bool with_bias = wants_bias && !made->total && (serves_bias || of_true_g);
+      const bool with_bias = wants_bias && !made->total && (made->serves_bias || of_true_g);
       std::tie(of_x, of_weight, of_bias) =
           geometry.backward(made->g, x, weight, bias,
                             {pass.wants(0) && of_true_g, true, with_bias});
@@ -346,9 +343,9 @@ struct Convolution : Function<Convolution> {
     }
     if (wants_bias) {
       if (made->total) of_bias = *made->total;
-      if (!of_bias.defined()) of_bias = sum_of_channels(serves_bias ? made->g : g);
+      if (!of_bias.defined()) of_bias = sum_of_channels(made->serves_bias ? made->g : g);
       of_bias = as_dtype(of_bias, *pass.kept.bias_dtype);
-      if (serves_bias) of_bias = made->scaled(of_bias);
+      if (made->serves_bias) of_bias = made->scaled(of_bias);
     }
     made.reset();  // and T(g) with it, before more is made
     if (pass.wants(0)) {

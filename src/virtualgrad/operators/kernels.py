@@ -63,8 +63,13 @@ class Update(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the factor does not hang on g: it is that of the r of before."""
-        return self.rho == 1 and self.weight == 0
+        """As below."""
+        return is_known(self)
+
+
+def is_known(factor: Factor) -> bool:
+    """Whether a factor does not hang on g: it is that of the r of before."""
+    return factor[0] == 1 and factor[1] == 0
 
 
 class Made(NamedTuple):
@@ -137,7 +142,7 @@ class Fused:
             sums = torch.empty_like(r) if self._sums_are_totals else r.new_empty(1, self._width)
         earlier = in_order_of(norm, earlier)
         rho, weight, scale, eps = update
-        known = rho == 1 and weight == 0
+        known = is_known(update)
         # An int would be another signature, and compiled anew for some values.
         numbers = (float(rho), float(weight), float(scale), float(eps), known)
         self._launch(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels
-from virtualgrad.operators.channels import Channels, Convolved, Window
+from virtualgrad.operators.channels import Channels, Convolved, Total, Window
 from virtualgrad.virtual.ops import (
     LAYER,
     Transforms,
@@ -60,6 +60,15 @@ class Geometry:
     def window(self) -> Window | None:
         """As below."""
         return window_of(self)
+
+    def channels(
+        self, x: Tensor, kernel: tuple[int, ...], in_rows: bool, total: Total | None
+    ) -> Channels:
+        """What the layer tells T of the channels of its g, and of the x and W that made sigma."""
+        convolved = None
+        if self.window is not None and kernels.may_launch(x.device):
+            convolved = Convolved(x, kernel, self.window)
+        return Channels(1, in_rows, total, convolved=convolved)
 
     @cached_property
     def in_backward(self) -> tuple[Any, ...]:
@@ -137,11 +146,9 @@ class Convolution(torch.autograd.Function):
         in_rows = weight.numel() < g.numel() and not shape.transposed
         needed = (needs[2], needs[3], bias is not None and needs[4])
         # Autocast runs the op in g's dtype; every factor follows it, and comes back.
-        x, convolved = as_dtype(x, g.dtype), None
-        if shape.window is not None and kernels.may_launch(g.device):
-            convolved = Convolved(x, weight.shape[2:], shape.window)
+        x = as_dtype(x, g.dtype)
         total = total_for_bias(ctx.transforms, needed)
-        channels = Channels(1, in_rows, total, convolved=convolved)
+        channels = shape.channels(x, weight.shape[2:], in_rows, total)
         for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, channels)
         factors = x, as_dtype(weight, g.dtype), None if bias is None else bias[0]
         grad_x = grad_weight = grad_bias = None

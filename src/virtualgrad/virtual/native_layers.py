@@ -12,14 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from virtualgrad.native import built
-from virtualgrad.operators import kernels
-from virtualgrad.operators.channels import Channels, Convolved, Incoming, Total
+from virtualgrad.operators.channels import Incoming, Total
+from virtualgrad.operators.finite import PLAIN
 from virtualgrad.virtual.convolutions import Convolution, Geometry
 from virtualgrad.virtual.ops import Transform, Transforms
-from virtualgrad.virtual.products import Linear
+from virtualgrad.virtual.products import Linear, channels_of_rows
 
 Gradients = tuple[Any, ...]
 """Of x, weight and bias; None where one is not asked for."""
@@ -60,24 +60,17 @@ def _is_traced_backward() -> bool:
     return bool(getattr(config, "compiled_autograd", False))
 
 
-PLAIN = (Tensor, nn.Parameter)
-"""Types of tensors that a node of C++ may compute with: not shards, say."""
-
-
 def _incoming_of_linear(  # noqa: PLR0917 - as C++ calls it
     transform: Transform, g: Tensor, x: Tensor, kernel: Any, in_rows: bool, total: Total | None
 ) -> Incoming:
-    return transform.for_layer(g, Channels(g.dim() - 1, in_rows, total, may_pad=True))
+    return transform.for_layer(g, channels_of_rows(g, in_rows, total))
 
 
 def _incoming_of_convolution(shape: Geometry) -> Callable[..., Incoming]:
     def incoming(  # noqa: PLR0917 - as above
         transform: Transform, g: Tensor, x: Tensor, kernel: Any, in_rows: bool, total: Total | None
     ) -> Incoming:
-        convolved = None
-        if shape.window is not None and kernels.may_launch(g.device):
-            convolved = Convolved(x, kernel, shape.window)
-        return transform.for_layer(g, Channels(1, in_rows, total, convolved=convolved))
+        return transform.for_layer(g, shape.channels(x, kernel, in_rows, total))
 
     return incoming
 

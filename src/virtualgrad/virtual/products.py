@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.channels import Channels
+from virtualgrad.operators.channels import Channels, Total
 from virtualgrad.virtual.ops import (
     LAYER,
     Transforms,
@@ -52,7 +52,7 @@ class Linear(torch.autograd.Function):
         needed = [*ctx.needs_input_grad[1:3], ctx.dtypes[2] is not None and ctx.needs_input_grad[3]]
         in_rows = ctx.size < g.numel() and "input" not in ctx.transforms  # x has no such rows
         wanted = total_for_bias(ctx.transforms, needed)
-        channels = Channels(g.dim() - 1, in_rows, wanted, may_pad=True)
+        channels = channels_of_rows(g, in_rows, wanted)
         for_x, for_weight, for_bias = transformed_gradients(ctx, g, LAYER, needed, channels)
         # Autocast runs the product in g's dtype; every factor follows it, and comes back.
         grad_x = grad_weight = grad_bias = None
@@ -103,6 +103,11 @@ class Matmul(torch.autograd.Function):
             of_products = _of_products(for_b.g, shape_a, shape_b)
             grad_b = _right(of_products, a, shape_b).to(dtype_b)
         return None, grad_a, grad_b
+
+
+def channels_of_rows(g: Tensor, in_rows: bool, total: Total | None) -> Channels:
+    """What a linear layer tells T of the channels of its g."""
+    return Channels(g.dim() - 1, in_rows, total, may_pad=True)
 
 
 def _no_view(sigma: Tensor) -> Tensor:
