@@ -15,7 +15,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,19 +49,29 @@ struct Driver {
     }();
     return driver;
   }
+
+  // Whether this thread has a context yet; if not, Triton makes one.
+  bool has_context() const {
+    void* context = nullptr;
+    return current_context(&context) == 0 && context != nullptr;
+  }
 };
 
 // A compiled kernel with its grid.
 class Kernel {
  public:
   // kinds: for each argument "*" (a pointer), "i32", "i64" or "fp32"; "" for a constant.
+  // compiled: what Triton has made, which owns the function.
   Kernel(uintptr_t function, std::vector<std::string> kinds, std::vector<unsigned> grid,
-         unsigned threads, unsigned shared)
+         unsigned threads, unsigned shared, py::object compiled)
       : function_(reinterpret_cast<void*>(function)),
         kinds_(std::move(kinds)),
         grid_(std::move(grid)),
         threads_(threads),
-        shared_(shared) {}
+        shared_(shared),
+        compiled_(std::move(compiled)) {}
+
+  const std::vector<std::string>& kinds() const { return kinds_; }
 
   // Whether the driver is there, and says that the kernel takes what would be passed.
   bool is_as_expected() const {
@@ -79,63 +91,75 @@ class Kernel {
     return driver.param_info(function_, sizes.size(), &offset, &size) != 0;  // and no more
   }
 
-  // Launch it; false in a thread that has no context of the driver yet: Triton will make one.
+  // Launch it; false in a thread that has no context of the driver yet.
   bool operator()(uintptr_t stream, const py::tuple& tensors, const py::tuple& others) const {
-    const auto& driver = Driver::get();
-    void* context = nullptr;
-    if (driver.current_context(&context) != 0 || context == nullptr) return false;
-    std::vector<uint64_t> values(kinds_.size() + SCRATCH, 0);
-    std::vector<void*> arguments;
-    arguments.reserve(values.size());
-    size_t place = 0;
+    if (!Driver::get().has_context()) return false;
+    std::vector<uint64_t> values;
+    values.reserve(kinds_.size());
     for (const auto& given : {tensors, others}) {
       for (const auto& argument : given) {
-        const auto& kind = kinds_.at(place);
-        if (!kind.empty()) {
-          put(kind, argument.ptr(), &values[place]);
-          arguments.push_back(&values[place]);
-        }
-        ++place;
+        values.push_back(value_of(kinds_.at(values.size()), argument.ptr()));
       }
     }
-    TORCH_CHECK(place == kinds_.size(), "a kernel of ", kinds_.size(), " arguments got ", place);
-    for (; place < values.size(); ++place) arguments.push_back(&values[place]);
-    int failed = 0;
-    {
-      py::gil_scoped_release others_may_run;  // the driver waits where its queue is full
-      failed = driver.launch(function_, grid_[0], grid_[1], grid_[2], threads_, 1, 1, shared_,
-                             reinterpret_cast<void*>(stream), arguments.data(), nullptr);
-    }
-    TORCH_CHECK(failed == 0, "the driver refused a launch with error ", failed);
+    py::gil_scoped_release others_may_run;  // the driver waits where its queue is full
+    launch(stream, values);
     return true;
+  }
+
+  // Launch it with a value for each argument.
+  void launch(uintptr_t stream, const std::vector<uint64_t>& values) const {
+    TORCH_CHECK(values.size() == kinds_.size(), "a kernel of ", kinds_.size(), " arguments got ",
+                values.size());
+    std::array<uint64_t, SCRATCH> scratch{};
+    std::vector<void*> arguments;
+    arguments.reserve(values.size() + SCRATCH);
+    for (size_t place = 0; place < values.size(); ++place) {
+      if (!kinds_[place].empty()) arguments.push_back(const_cast<uint64_t*>(&values[place]));
+    }
+    for (auto& each : scratch) arguments.push_back(&each);
+    const int failed = Driver::get().launch(function_, grid_[0], grid_[1], grid_[2], threads_, 1, 1,
+                                            shared_, reinterpret_cast<void*>(stream),
+                                            arguments.data(), nullptr);
+    TORCH_CHECK(failed == 0, "the driver refused a launch with error ", failed);
+  }
+
+  // An argument as it lies in memory; of a constant nothing is passed.
+  static uint64_t value_of(const std::string& kind, PyObject* argument) {
+    if (kind.empty()) return 0;
+    uint64_t value = 0;
+    if (kind == "*") {
+      TORCH_CHECK(THPVariable_Check(argument), "a kernel wants a tensor");
+      value = reinterpret_cast<uintptr_t>(THPVariable_Unpack(argument).data_ptr());
+    } else if (kind == "fp32") {
+      value = value_of(PyFloat_AsDouble(argument));
+    } else {  // the first four bytes of a small number are its 32 bits
+      value = static_cast<uint64_t>(PyLong_AsLongLong(argument));
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return value;
+  }
+
+  static uint64_t value_of(double number) {
+    const auto rounded = static_cast<float>(number);
+    uint64_t value = 0;
+    std::memcpy(&value, &rounded, sizeof rounded);
+    return value;
   }
 
  private:
   static constexpr size_t SCRATCH = 2;  // pointers behind the arguments
 
-  static void put(const std::string& kind, PyObject* argument, uint64_t* value) {
-    if (kind == "*") {
-      TORCH_CHECK(THPVariable_Check(argument), "a kernel wants a tensor");
-      *value = reinterpret_cast<uintptr_t>(THPVariable_Unpack(argument).data_ptr());
-    } else if (kind == "fp32") {
-      const auto number = static_cast<float>(PyFloat_AsDouble(argument));
-      std::memcpy(value, &number, sizeof number);
-    } else {  // the first four bytes of a small number are its 32 bits
-      *value = static_cast<uint64_t>(PyLong_AsLongLong(argument));
-    }
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  }
-
   void* function_;
   std::vector<std::string> kinds_;
   std::vector<unsigned> grid_;
   unsigned threads_, shared_;
+  py::object compiled_;
 };
 
 inline void show_launches(py::module_& module) {
-  py::class_<Kernel>(module, "Kernel")
-      .def(py::init<uintptr_t, std::vector<std::string>, std::vector<unsigned>, unsigned,
-                    unsigned>())
+  py::class_<Kernel, std::shared_ptr<Kernel>>(module, "Kernel")
+      .def(py::init<uintptr_t, std::vector<std::string>, std::vector<unsigned>, unsigned, unsigned,
+                    py::object>())
       .def("is_as_expected", &Kernel::is_as_expected)
       .def("__call__", &Kernel::operator());
 }

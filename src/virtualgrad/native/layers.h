@@ -4,8 +4,8 @@
 //
 // A node of Python costs as much time as the layers of a small network. These cost what torch's own
 // cost. They do what virtualgrad.virtual.products.Linear and .convolutions.Convolution do, op by
-// op, in the plainest pass of all, the one of a training step; T itself is asked in Python, and any
-// other pass goes to the backward of those two.
+// op, in the plainest pass of all, the one of a training step, with T by transform.h, or by Python
+// where that has none; any other pass goes to the backward of those two.
 //
 // Layout of this file: what a layer is, what a node keeps, what a backward pass asks, the two
 // layers, what Python gets of them.
@@ -28,15 +28,13 @@
 #include <utility>
 #include <vector>
 
+#include "transform.h"
+
 namespace virtualgrad {  // by which virtual_grad knows the nodes of an attached optimizer
 
-namespace py = pybind11;
-using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-using MaybeTensor = std::optional<Tensor>;
-using Sizes = std::vector<int64_t>;
 
 // ------------------------------------------------------------------------------------ a layer
 
@@ -164,27 +162,9 @@ inline void keep(AutogradContext* ctx, const py::object& transforms,
 
 // ------------------------------------------------------------------ what a backward pass asks for
 
-// Incoming of virtualgrad.operators.channels, for W; b pulls back the same if T serves it, and the
-// true g if not.
-struct Incoming {
+// Of W; b pulls back the same if T serves it, and the true g if not.
+struct OfLayer : Incoming {
   bool serves_bias;
-  Tensor g;
-  MaybeTensor rows, total, weight, padded;
-
-  Incoming(bool serves_bias, const py::tuple& made)
-      : serves_bias(serves_bias),
-        g(made[0].cast<Tensor>()),
-        rows(made[1].cast<MaybeTensor>()),
-        total(made[2].cast<MaybeTensor>()),
-        weight(made[3].cast<MaybeTensor>()),
-        padded(made[4].cast<MaybeTensor>()) {}
-
-  Tensor scaled(Tensor gradient) const {
-    if (!rows.has_value()) return gradient;
-    Sizes shape(gradient.dim(), 1);
-    shape[0] = -1;
-    return at::mul_out(gradient, gradient, rows->view(shape));  // it is nobody else's yet
-  }
 };
 
 // One backward pass through a node: g, and the saved x and W.
@@ -206,7 +186,7 @@ struct Passage {
 
   // T(g), in the plainest pass: one T, for W, which is wanted, and the same or none for b; x an
   // activation; a graph that is not kept, and was not. None: another one. (The GIL is held.)
-  std::optional<Incoming> incoming(bool in_rows) const {
+  std::optional<OfLayer> incoming(bool in_rows) const {
     if (at::GradMode::is_enabled() || torch::autograd::get_current_graph_task_keep_graph()) {
       return std::nullopt;
     }
@@ -219,12 +199,16 @@ struct Passage {
     if (serves_bias && !transform.is(transforms["bias"])) return std::nullopt;
     if (serves_bias && kept.needed[2] && !wants(2)) return std::nullopt;
     if (py::len(transform.attr("current").attr("kept")) != 0) return std::nullopt;
-    py::object total = py::none();
-    if (kept.needed[2]) total = py::str(serves_bias ? "T(g)" : "g");
+    std::optional<std::string> total;
+    if (kept.needed[2]) total = serves_bias ? "T(g)" : "g";
+    if (auto made = plain_incoming(transform, g, x, in_rows, total)) {
+      return OfLayer{std::move(*made), serves_bias};
+    }
     const auto sizes = weight.defined() ? weight.sizes().vec() : Sizes();
     const Sizes kernel(sizes.begin() + std::min<size_t>(2, sizes.size()), sizes.end());
-    return Incoming(serves_bias, kept.incoming(transform, g, x, py::tuple(py::cast(kernel)),
-                                               in_rows, total));
+    const py::tuple made =
+        kept.incoming(transform, g, x, py::tuple(py::cast(kernel)), in_rows, total);
+    return OfLayer{Incoming::of_python(made), serves_bias};
   }
 
   // The gradients of x, W and b by the backward of Python. (The GIL is held.)
@@ -267,7 +251,7 @@ struct Linear : Function<Linear> {
     if (!grads[0].defined()) return in_places({}, {}, {});
     const Passage pass(ctx, grads[0]);
     const auto& g = pass.g;
-    std::optional<Incoming> made;
+    std::optional<OfLayer> made;
     {
       py::gil_scoped_acquire gil;
       made = pass.incoming(pass.kept.weight_numel < g.numel());
@@ -317,7 +301,7 @@ struct Convolution : Function<Convolution> {
     const auto& g = pass.g;
     const auto& geometry = *pass.kept.geometry;
     const auto& bias = pass.kept.bias_sizes;
-    std::optional<Incoming> made;
+    std::optional<OfLayer> made;
     const auto x = as_dtype(pass.x, g.scalar_type());
     {
       py::gil_scoped_acquire gil;

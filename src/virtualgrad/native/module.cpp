@@ -2,9 +2,13 @@
 
 #include "launches.h"
 #include "layers.h"
+#include "recipes.h"
+#include "transform.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Nodes of autograd's graph, and launches of kernels, in C++ (virtualgrad.native).";
   virtualgrad::show_layers(module);
   virtualgrad::show_launches(module);
+  virtualgrad::show_recipes(module);
+  virtualgrad::show_transform(module);
 }

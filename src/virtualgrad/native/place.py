@@ -16,8 +16,8 @@ MODULE = "virtualgrad_native"
 
 def library() -> Path:
     """The file of the library; its name changes with all that it is built from."""
-    names = ("module.cpp", "launches.h", "layers.h", "building.py")
-    source = _hashed((FOLDER / name).read_bytes() for name in names)
+    files = [SOURCE, FOLDER / "building.py", *sorted(FOLDER.glob("*.h"))]
+    source = _hashed(file.read_bytes() for file in files)
     return _folder() / f"{_beginning()}{source}.so"
 
 

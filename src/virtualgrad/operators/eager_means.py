@@ -70,6 +70,7 @@ class EagerMeans(RunningMeans):
         running = self.sites.find_or_begin(site.key, like, g.dtype)
         require_same_shape(site.key, like.shape, running.r.shape, shared=self.share_positions)
         running.site = site
+        running.plain = running.plain_tried = None  # it was for another one
         running.view = None if layout.view == tuple(g.shape) else layout.view
         running.averaged = axes
         sampled = layout.sample_axis is not None

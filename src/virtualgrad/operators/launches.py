@@ -8,13 +8,15 @@ them. What may still differ is looked at, and the compiled kernel is kept.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.native_launches import Relaunch, relaunch
+from virtualgrad.operators.native_launches import Relaunch, native_kernel, relaunch
 
 ALIGNED = 16  # bytes
 Tensors = tuple[Tensor | None, ...]
@@ -26,6 +28,33 @@ class OpLaunch(NamedTuple):
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     warps: int
+
+
+class Launched(NamedTuple):
+    """A launch that was made: by which kernel of C++, if by one, and with which arguments."""
+
+    kernel: Any
+    tensors: Tensors
+    others: tuple[Any, ...]
+
+
+class _Record(threading.local):
+    """The launches of a thread, where somebody wants to know of them."""
+
+    launches: list[Launched] | None = None
+
+
+_record = _Record()
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launched]]:
+    """Have the launches that a :class:`Launch` makes in this thread written down."""
+    before, _record.launches = _record.launches, []
+    try:
+        yield _record.launches
+    finally:
+        _record.launches = before
 
 
 class Launch:
@@ -44,6 +73,7 @@ class Launch:
         self._device = like.get_device()
         self._warps = warps
         self._kept: dict[Hashable, Relaunch] = {}
+        self._in_cpp: dict[Hashable, Any] = {}
 
     def __call__(
         self,
@@ -70,10 +100,18 @@ class Launch:
         kept = self._kept.get(kind) if is_aligned else None
         if kept is not None and self._device == torch.cuda.current_device():
             kept(tensors, others)
-            return
-        compiled = launch(self._kernel, self._device, (*tensors, *others), self._warps)
-        if is_aligned and compiled is not None:
-            self._kept[kind] = relaunch(compiled, self._grid, self._device)
+        else:
+            compiled = launch(self._kernel, self._device, (*tensors, *others), self._warps)
+            if is_aligned and compiled is not None:
+                self._keep(kind, compiled)
+        if _record.launches is not None:
+            kernel = self._in_cpp.get(kind) if is_aligned else None
+            _record.launches.append(Launched(kernel, tensors, others))
+
+    def _keep(self, kind: Hashable, compiled: Any) -> None:
+        """Have a compiled kernel for the next launch of its kind."""
+        kernel = self._in_cpp[kind] = native_kernel(compiled, self._grid)
+        self._kept[kind] = relaunch(compiled, self._grid, self._device, kernel)
 
 
 def launch(kernel: Any, device: int, arguments: tuple[Any, ...], warps: int) -> Any:

@@ -20,10 +20,14 @@ Relaunch = Callable[[tuple[Any, ...], tuple[Any, ...]], None]
 """(tensors, others) -> a launch with these arguments, the tensors first."""
 
 
-def relaunch(compiled: Any, grid: tuple[int, int, int], device: int) -> Relaunch:
-    """How to launch a compiled kernel again, on the same device; it must be the current one."""
+def relaunch(
+    compiled: Any, grid: tuple[int, int, int], device: int, kernel: Any = None
+) -> Relaunch:
+    """How to launch a compiled kernel again, on the same device; it must be the current one.
+
+    By C++ if there is a kernel for it (:func:`native_kernel`).
+    """
     run = compiled[grid]  # which keeps it alive
-    kernel = native_kernel(compiled, grid)
     if kernel is None:
         return lambda tensors, others: run(*tensors, *others)
     stream_on = torch._C._cuda_getCurrentRawStream
@@ -52,7 +56,7 @@ def native_kernel(compiled: Any, grid: tuple[int, int, int]) -> Any:
         return None  # of another make
     if wants_more:
         return None
-    kernel = library.Kernel(handle, kinds, list(grid), *sizes)
+    kernel = library.Kernel(handle, kinds, list(grid), *sizes, compiled)
     return kernel if kernel.is_as_expected() else None
 
 

@@ -52,6 +52,9 @@ class Running:
         factor: s / sqrt(r + eps), made by commits for the next backward pass.
         factor_of: the s and eps of that factor.
         compiled: what compiled passes keep, at a site that one has seen.
+        plain: T of a plain pass by C++, where there is one (:mod:`.native_transform`).
+        plain_kind: the kind of g that Python had last in such a pass.
+        plain_tried: the kind of g for which it is, or for which there is none.
     """
 
     site: Site | None = None
@@ -73,6 +76,9 @@ class Running:
     factor: Tensor | None = None
     factor_of: tuple[float, float] | None = None
     compiled: Compiled | None = None
+    plain: Any = None
+    plain_kind: tuple[Any, ...] | None = None
+    plain_tried: tuple[Any, ...] | None = None
 
     def __init__(self, r: Tensor, *, committed: bool) -> None:
         self.r = r

@@ -1,7 +1,8 @@
 """Encapsulation 1, layers whose node is one of C++, where :mod:`virtualgrad.native` was built.
 
-Such a node asks here for T(g) in the plainest pass of all, and for everything in any other: then
-the backward of the Function of Python runs in its place.
+Such a node asks here for T(g) in the plainest pass of all, unless an earlier one has left how it is
+made (:mod:`virtualgrad.operators.native_transform`), and for everything in any other: then the
+backward of the Function of Python runs in its place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from virtualgrad.native import built
 from virtualgrad.operators.channels import Incoming, Total
 from virtualgrad.operators.finite import PLAIN
+from virtualgrad.operators.native_transform import for_layer
 from virtualgrad.virtual.convolutions import Convolution, Geometry
 from virtualgrad.virtual.ops import Transform, Transforms
 from virtualgrad.virtual.products import Linear, channels_of_rows
@@ -63,14 +65,14 @@ def _is_traced_backward() -> bool:
 def _incoming_of_linear(  # noqa: PLR0917 - as C++ calls it
     transform: Transform, g: Tensor, x: Tensor, kernel: Any, in_rows: bool, total: Total | None
 ) -> Incoming:
-    return transform.for_layer(g, channels_of_rows(g, in_rows, total))
+    return for_layer(transform, g, channels_of_rows(g, in_rows, total))
 
 
 def _incoming_of_convolution(shape: Geometry) -> Callable[..., Incoming]:
     def incoming(  # noqa: PLR0917 - as above
         transform: Transform, g: Tensor, x: Tensor, kernel: Any, in_rows: bool, total: Total | None
     ) -> Incoming:
-        return transform.for_layer(g, shape.channels(x, kernel, in_rows, total))
+        return for_layer(transform, g, shape.channels(x, kernel, in_rows, total))
 
     return incoming
 

@@ -1,0 +1,292 @@
+// T of SVGD at a site in the plainest pass of all, the first since a commit, without Python.
+//
+//     r of before:      f = s / sqrt(r + eps)
+//     r updated first:  f = s / sqrt(rho r + w q + eps),      w = (1 - rho) u^2 / e
+//
+// with q the sum of g^2 (virtualgrad.operators.running). Kernels of a GPU make T(g), or what a weight
+// gets (a Recipe); torch's ops make f, by which g is multiplied, or the rows of the gradients, where
+// r differs along the channels alone. Python's T has run at the site before, and has left there
+// which of it is to be done; what may have changed since is looked at, and if anything has, Python's
+// T runs again. It is the oracle, bit for bit.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "recipes.h"
+
+namespace virtualgrad {
+
+// Incoming of virtualgrad.operators.channels.
+struct Incoming {
+  Tensor g;
+  MaybeTensor rows, total, weight, padded;
+
+  static Incoming of_python(const py::tuple& made) {
+    return {made[0].cast<Tensor>(), made[1].cast<MaybeTensor>(), made[2].cast<MaybeTensor>(),
+            made[3].cast<MaybeTensor>(), made[4].cast<MaybeTensor>()};
+  }
+
+  Tensor scaled(Tensor gradient) const {
+    if (!rows.has_value()) return gradient;
+    Sizes shape(gradient.dim(), 1);
+    shape[0] = -1;
+    return at::mul_out(gradient, gradient, rows->view(shape));  // it is nobody else's yet
+  }
+};
+
+// ------------------------------------------------------------------------- attributes of Python's
+
+// A name, made once.
+class Name {
+ public:
+  explicit Name(const char* text) : name_(PyUnicode_InternFromString(text)) {}
+
+  py::object of(const py::handle& object) const {
+    PyObject* found = PyObject_GetAttr(object.ptr(), name_);
+    if (found == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(found);
+  }
+
+  void set(const py::handle& object, const py::handle& value) const {
+    if (PyObject_SetAttr(object.ptr(), name_, value.ptr()) != 0) throw py::error_already_set();
+  }
+
+ private:
+  PyObject* name_;
+};
+
+struct Names {
+  Name operator_{"operator"}, site{"site"}, current{"current"}, consumed{"consumed"};
+  Name sites{"sites"}, kept{"kept"}, key{"key"}, settings{"settings"}, ranks{"ranks"};
+  Name plain{"plain"}, norm{"norm"}, compiled{"compiled"}, factor{"factor"};
+  Name factor_of{"factor_of"}, rho{"rho"}, loss_scale{"loss_scale"};
+  Name elements{"elements"}, samples{"samples"};
+
+  static const Names& get() {
+    static const Names names;
+    return names;
+  }
+};
+
+// A number of the user's; none if it is something else, such as a tensor.
+inline std::optional<double> number(PyObject* object) {
+  if (PyFloat_Check(object)) return PyFloat_AS_DOUBLE(object);
+  if (PyLong_CheckExact(object)) return PyLong_AsDouble(object);
+  return std::nullopt;
+}
+
+// ------------------------------------------------------------------------------------- one tensor
+
+// Shape, strides and dtype of a tensor, on one device.
+struct Kind {
+  Sizes sizes, strides;
+  at::ScalarType dtype;
+  at::Device device;
+
+  explicit Kind(const Tensor& tensor)
+      : sizes(tensor.sizes().vec()),
+        strides(tensor.strides().vec()),
+        dtype(tensor.scalar_type()),
+        device(tensor.device()) {}
+
+  bool is_of(const Tensor& tensor) const {
+    return is_plain(tensor) && tensor.scalar_type() == dtype && tensor.device() == device &&
+           tensor.sizes() == sizes && tensor.strides() == strides;
+  }
+
+  // Whether a tensor is its memory and no more: no subclass, no batch of functorch's, no zeros that
+  // are nowhere.
+  static bool is_plain(const Tensor& tensor) {
+    using at::DispatchKey;
+    constexpr at::DispatchKeySet OTHERS(
+        {DispatchKey::Python, DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper,
+         DispatchKey::Batched, DispatchKey::Functionalize, DispatchKey::Conjugate,
+         DispatchKey::Negative, DispatchKey::ZeroTensor});
+    return tensor.defined() && tensor.layout() == at::kStrided && !tensor.key_set().has_any(OTHERS);
+  }
+};
+
+// ------------------------------------------------------------------------------------------ the T
+
+class PlainT {
+ public:
+  // Args:
+  //   of_class: the class of operators that this is the T of: RMS, and no class derived from it.
+  //   g, x: as they were; x of a convolution whose weight's gradient kernels may make.
+  //   r: of the site.
+  //   in_rows, total: what the layer could use (Channels of virtualgrad.operators.channels).
+  //   averaged: the axes over which g^2 is averaged.
+  //   counts: e and m of one pass.
+  //   unit_is_sample, stale: of the operator.
+  //   f_for: what f multiplies, "rows" or "g"; none: kernels have it.
+  //   beside: the shape in which f stands beside g; none: its own.
+  //   recipe: what was launched, if anything; its views are (T(g), N, total, weight, padded).
+  //   uses_tf32: whether convolutions may use TF32, as a kernel was chosen by; none: it was not.
+  PlainT(py::type of_class, const Tensor& g, const MaybeTensor& x, Tensor r, bool in_rows,
+         std::optional<std::string> total, Sizes averaged, std::pair<int64_t, int64_t> counts,
+         bool unit_is_sample, bool stale, const std::optional<std::string>& f_for,
+         std::optional<Sizes> beside, std::shared_ptr<Recipe> recipe,
+         std::optional<std::pair<py::object, bool>> uses_tf32)
+      : g_(g),
+        r_(std::move(r)),
+        in_rows_(in_rows),
+        total_(std::move(total)),
+        averaged_(std::move(averaged)),
+        counts_(std::move(counts)),
+        unit_is_sample_(unit_is_sample),
+        stale_(stale),
+        makes_f_(f_for.has_value()),
+        is_rows_(f_for == "rows"),
+        beside_(std::move(beside)),
+        recipe_(std::move(recipe)),
+        uses_tf32_(std::move(uses_tf32)) {
+    if (x) x_.emplace(*x);
+    operators() = of_class.ptr();  // it lives as long as Python does
+  }
+
+  // The class of operators for which there may be one; null until there is.
+  static PyObject*& operators() {
+    static PyObject* found = nullptr;
+    return found;
+  }
+
+  // T(g), taken in; none where Python is to make it. (The GIL is held.)
+  std::optional<Incoming> operator()(const py::object& op, const py::object& site,
+                                     const py::object& running, const Tensor& g, const Tensor& x,
+                                     bool in_rows, const std::optional<std::string>& total) const {
+    const auto& names = Names::get();
+    if (in_rows != in_rows_ || total != total_ || !g_.is_of(g)) return std::nullopt;
+    if (x_ && !x_->is_of(x)) return std::nullopt;
+    if (uses_tf32_ && uses_tf32_->first().cast<bool>() != uses_tf32_->second) return std::nullopt;
+    if (!stale_ && !names.ranks.of(op).is_none()) return std::nullopt;  // all of them are asked
+    const py::tuple given = names.settings.of(op)(site);
+    const auto s = number(given[0].ptr()), rho = number(given[1].ptr()),
+               eps = number(given[2].ptr());
+    const auto loss_scale = names.loss_scale.of(op);
+    const auto scaled_by = number(loss_scale.ptr());
+    if (!s || !rho || !eps || !scaled_by) return std::nullopt;
+    const auto [elements, samples] = counts_;
+    const double unit = (unit_is_sample_ ? static_cast<double>(samples) : 1.0) / *scaled_by;
+    const double weight = (1 - *rho) * unit * unit / static_cast<double>(elements);
+    std::vector<Tensor> tensors{g, r_};
+    if (x_) tensors.push_back(x);
+    if (recipe_ && !recipe_->may_run(tensors)) return std::nullopt;
+    Tensor factor;
+    if (makes_f_ && stale_) {
+      const auto made_of = names.factor_of.of(running);
+      if (made_of.is_none()) return std::nullopt;
+      const py::tuple of = made_of;
+      if (number(of[0].ptr()) != s || number(of[1].ptr()) != eps) return std::nullopt;
+      factor = names.factor.of(running).cast<Tensor>();
+    }
+
+    Incoming made{g, {}, {}, {}, {}};
+    Tensor norm;
+    if (recipe_) {
+      const auto found = (*recipe_)(std::move(tensors), stale_ ? std::array{1.0, 0.0, *s, *eps}
+                                                               : std::array{*rho, weight, *s, *eps});
+      made = {found[0].value_or(g), {}, found[2], found[3], found[4]};
+      norm = *found[1];
+    } else {
+      norm = root_of_squares(g);
+    }
+    if (makes_f_) {
+      if (!stale_) {
+        factor = at::mul(r_, *rho).addcmul_(norm, norm, weight).add_(*eps).rsqrt_();
+        if (*s != 1) factor.mul_(*s);
+      }
+      if (is_rows_) {
+        made.rows = factor;
+      } else {
+        made.g = product(g, beside_ ? factor.view(*beside_) : factor);
+      }
+    }
+    names.rho.set(running, given[1]);
+    names.loss_scale.set(running, loss_scale);
+    names.elements.set(running, py::int_(elements));
+    names.samples.set(running, py::int_(samples));
+    names.norm.set(running, py::cast(norm));
+    return made;
+  }
+
+ private:
+  // As in virtualgrad.operators.rms and .statistic.
+  static Tensor product(const Tensor& g, const Tensor& factor) {
+    if (factor.scalar_type() == g.scalar_type()) return at::mul(g, factor);
+    auto out = at::empty_like(g);
+    return at::mul_out(out, g, factor);
+  }
+
+  Tensor root_of_squares(const Tensor& g) const {
+    if (g.is_cpu()) return g.square().sum(averaged_).sqrt_();
+    return at::linalg_vector_norm(g, 2, averaged_, false, r_.scalar_type());
+  }
+
+  Kind g_;
+  std::optional<Kind> x_;
+  Tensor r_;
+  bool in_rows_;
+  std::optional<std::string> total_;
+  Sizes averaged_;
+  std::pair<int64_t, int64_t> counts_;
+  bool unit_is_sample_, stale_, makes_f_, is_rows_;
+  std::optional<Sizes> beside_;
+  std::shared_ptr<Recipe> recipe_;
+  std::optional<std::pair<py::object, bool>> uses_tf32_;
+};
+
+// What a layer is to pull back for g, if there is a T for it here. (The GIL is held.)
+inline std::optional<Incoming> plain_incoming(const py::object& transform, const Tensor& g,
+                                              const Tensor& x, bool in_rows,
+                                              const std::optional<std::string>& total) {
+  const auto& names = Names::get();
+  const auto op = names.operator_.of(transform);
+  if (reinterpret_cast<PyObject*>(Py_TYPE(op.ptr())) != PlainT::operators()) return std::nullopt;
+  // Where others watch torch's functions or ops, they see those of Python's T.
+  if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) return std::nullopt;
+  if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return std::nullopt;
+  const auto site = names.site.of(transform);
+  const auto kept = names.kept.of(names.sites.of(op));
+  const auto running = py::reinterpret_borrow<py::object>(
+      PyDict_GetItem(kept.ptr(), names.key.of(site).ptr()));
+  if (!running || !names.site.of(running).is(site)) return std::nullopt;
+  const auto plain = names.plain.of(running);
+  if (plain.is_none() || !names.norm.of(running).is_none()) return std::nullopt;
+  if (!names.compiled.of(running).is_none()) return std::nullopt;
+  if (names.elements.of(running).cast<int64_t>() != 0) return std::nullopt;
+  at::AutoDispatchBelowADInplaceOrView unrecorded;
+  const auto made = plain.cast<const PlainT&>()(op, site, running, g, x, in_rows, total);
+  if (made) names.consumed.set(names.current.of(transform), py::bool_(true));
+  return made;
+}
+
+inline void show_transform(py::module_& module) {
+  py::class_<PlainT>(module, "PlainT")
+      .def(py::init<py::type, const Tensor&, const MaybeTensor&, Tensor, bool,
+                    std::optional<std::string>, Sizes, std::pair<int64_t, int64_t>, bool, bool,
+                    const std::optional<std::string>&, std::optional<Sizes>,
+                    std::shared_ptr<Recipe>, std::optional<std::pair<py::object, bool>>>(),
+           py::kw_only(), py::arg("of_class"), py::arg("g"), py::arg("x"), py::arg("r"),
+           py::arg("in_rows"), py::arg("total"), py::arg("averaged"), py::arg("counts"),
+           py::arg("unit_is_sample"), py::arg("stale"), py::arg("f_for"), py::arg("beside"),
+           py::arg("recipe"), py::arg("uses_tf32"))
+      // A copy of an operator, or a pickled one, has none: it is found again.
+      .def("__reduce__", [](const py::object&) {
+        return py::make_tuple(py::type::of(py::none()), py::tuple());
+      });
+}
+
+}  // namespace virtualgrad
