@@ -12,12 +12,10 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -255,8 +253,7 @@ inline std::optional<Incoming> plain_incoming(const py::object& transform, const
   const auto& names = Names::get();
   const auto op = names.operator_.of(transform);
   if (reinterpret_cast<PyObject*>(Py_TYPE(op.ptr())) != PlainT::operators()) return std::nullopt;
-  // Where others watch torch's functions or ops, they see those of Python's T.
-  if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) return std::nullopt;
+  // Where others watch torch's ops, they see those of Python's T.
   if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return std::nullopt;
   const auto site = names.site.of(transform);
   const auto kept = names.kept.of(names.sites.of(op));
