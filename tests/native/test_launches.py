@@ -80,7 +80,7 @@ def test_kernels(
         launched.append(native_kernel(compiled, grid))
         return launched[-1]
 
-    monkeypatch.setattr("virtualgrad.operators.native_launches.native_kernel", noted)
+    monkeypatch.setattr("virtualgrad.operators.launches.native_kernel", noted)
     ours = transformed(g, r, known)
     assert launched and None not in launched  # by C++ indeed
     for one, other in zip(ours, theirs, strict=True):

@@ -14,6 +14,7 @@
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "launches.h"
@@ -26,21 +27,29 @@ using Sizes = std::vector<int64_t>;
 
 class Recipe {
  public:
-  using Room = std::tuple<Sizes, Sizes, at::ScalarType>;     // sizes, strides, dtype
+  // Sizes, strides and dtype; none of what a sum makes.
+  using Room = std::optional<std::tuple<Sizes, Sizes, at::ScalarType>>;
   using Pointer = std::optional<std::pair<size_t, int64_t>>;  // a room, and bytes into it
   using Launch = std::tuple<std::shared_ptr<Kernel>, std::vector<Pointer>, py::tuple>;
-  using View = std::optional<std::tuple<size_t, Sizes, Sizes, int64_t>>;  // of a room
-  static constexpr size_t NUMBERS = 4;                                    // rho, w, s and eps
+  using View = std::tuple<size_t, Sizes, Sizes, int64_t>;  // of a room: sizes, strides, offset
+  using Sum = std::tuple<View, int64_t, size_t>;           // along an axis, into a room
+  static constexpr size_t NUMBERS = 4;                     // rho, w, s and eps
 
-  // launches: a kernel, its tensors, and what comes behind them; views: what is returned;
-  // stream_on: device -> its stream, which torch tells Python alone without a header of CUDA.
-  Recipe(std::vector<Room> rooms, const std::vector<Launch>& launches, std::vector<View> views,
-         py::object stream_on)
+  // steps: launches (a kernel, its tensors, and what comes behind them) and sums by torch;
+  // views: what is returned; stream_on: device -> its stream, which torch tells Python, and here
+  // only by a header of CUDA.
+  Recipe(std::vector<Room> rooms, const std::vector<std::variant<Launch, Sum>>& steps,
+         std::vector<std::optional<View>> views, py::object stream_on)
       : rooms_(std::move(rooms)),
         views_(std::move(views)),
         stream_on_(std::move(stream_on)) {
-    for (const auto& [kernel, tensors, others] : launches) {
-      Step step{kernel, std::vector<uint64_t>(kernel->kinds().size(), 0), {}, {}};
+    for (const auto& each : steps) {
+      if (const auto* sum = std::get_if<Sum>(&each)) {
+        steps_.emplace_back(*sum);
+        continue;
+      }
+      const auto& [kernel, tensors, others] = std::get<Launch>(each);
+      Relaunch step{kernel, std::vector<uint64_t>(kernel->kinds().size(), 0), {}, {}};
       TORCH_CHECK(tensors.size() + others.size() == step.values.size(), "not its arguments");
       for (size_t place = 0; place < step.values.size(); ++place) {
         const auto& kind = kernel->kinds()[place];
@@ -72,40 +81,31 @@ class Recipe {
                                       const std::array<double, NUMBERS>& numbers) const {
     const auto options = tensors.front().options();
     const auto stream = stream_on_(tensors.front().get_device()).cast<uintptr_t>();
-    for (const auto& [sizes, strides, dtype] : rooms_) {
-      tensors.push_back(at::empty_strided(sizes, strides, options.dtype(dtype)));
+    for (const auto& room : rooms_) {
+      tensors.push_back(room ? at::empty_strided(std::get<0>(*room), std::get<1>(*room),
+                                                 options.dtype(std::get<2>(*room)))
+                             : Tensor());
     }
     {
       py::gil_scoped_release others_may_run;
       for (const auto& step : steps_) {
-        auto values = step.values;
-        for (const auto& [place, pointer] : step.pointers) {
-          const auto& [room, offset] = pointer;
-          values[place] = reinterpret_cast<uintptr_t>(tensors[room].data_ptr()) + offset;
+        if (const auto* sum = std::get_if<Sum>(&step)) {
+          const auto& [parts, axis, into] = *sum;
+          tensors[into] = seen(tensors, parts).sum(axis);
+        } else {
+          launch(std::get<Relaunch>(step), stream, tensors, numbers);
         }
-        const auto unused = NUMBERS - step.numbers.size();
-        for (size_t number = 0; number < step.numbers.size(); ++number) {
-          values[step.numbers[number]] = Kernel::value_of(numbers[unused + number]);
-        }
-        step.kernel->launch(stream, values);
       }
     }
     std::vector<MaybeTensor> found;
     for (const auto& view : views_) {
-      if (!view) {
-        found.emplace_back();
-        continue;
-      }
-      const auto& [room, sizes, strides, offset] = *view;
-      const auto& whole = tensors[room];
-      const bool is_whole = whole.sizes() == sizes && whole.strides() == strides && offset == 0;
-      found.emplace_back(is_whole ? whole : whole.as_strided(sizes, strides, offset));
+      found.push_back(view ? MaybeTensor(seen(tensors, *view)) : std::nullopt);
     }
     return found;
   }
 
  private:
-  struct Step {
+  struct Relaunch {
     std::shared_ptr<Kernel> kernel;
     std::vector<uint64_t> values;
     std::vector<std::pair<size_t, std::pair<size_t, int64_t>>> pointers;
@@ -113,16 +113,38 @@ class Recipe {
   };
   static constexpr uintptr_t ALIGNED = 16;  // bytes, as in virtualgrad.operators.launches
 
+  static void launch(const Relaunch& step, uintptr_t stream, const std::vector<Tensor>& tensors,
+                     const std::array<double, NUMBERS>& numbers) {
+    auto values = step.values;
+    for (const auto& [place, pointer] : step.pointers) {
+      const auto& [room, offset] = pointer;
+      values[place] = reinterpret_cast<uintptr_t>(tensors[room].data_ptr()) + offset;
+    }
+    const auto unused = NUMBERS - step.numbers.size();
+    for (size_t number = 0; number < step.numbers.size(); ++number) {
+      values[step.numbers[number]] = Kernel::value_of(numbers[unused + number]);
+    }
+    step.kernel->launch(stream, values);
+  }
+
+  static Tensor seen(const std::vector<Tensor>& tensors, const View& view) {
+    const auto& [room, sizes, strides, offset] = view;
+    const auto& whole = tensors[room];
+    const bool is_whole = whole.sizes() == sizes && whole.strides() == strides && offset == 0;
+    return is_whole ? whole : whole.as_strided(sizes, strides, offset);
+  }
+
   std::vector<Room> rooms_;
-  std::vector<View> views_;
+  std::vector<std::optional<View>> views_;
   py::object stream_on_;
-  std::vector<Step> steps_;
+  std::vector<std::variant<Relaunch, Sum>> steps_;
 };
 
 inline void show_recipes(py::module_& module) {
   py::class_<Recipe, std::shared_ptr<Recipe>>(module, "Recipe")
-      .def(py::init<std::vector<Recipe::Room>, const std::vector<Recipe::Launch>&,
-                    std::vector<Recipe::View>, py::object>());
+      .def(py::init<std::vector<Recipe::Room>,
+                    const std::vector<std::variant<Recipe::Launch, Recipe::Sum>>&,
+                    std::vector<std::optional<Recipe::View>>, py::object>());
 }
 
 }  // namespace virtualgrad

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.launches import Launch
+from virtualgrad.operators.launches import Launch, added_up
 
 
 class Columns(NamedTuple):
@@ -70,7 +70,8 @@ class Addition:
     def __call__(self, sums: Tensor) -> Tensor:
         """Return (rows, channels); the sums themselves if there is one position."""
         if self._launch is None:
-            return add_positions_by_torch(sums, self._channels, last=self._last)
+            viewed, axis = by_positions(sums, self._channels, last=self._last)
+            return sums if axis is None else added_up(viewed, axis)
         totals = torch.empty(self._shape, dtype=torch.float32, device=sums.device)
         self._launch((sums, totals), self._sizes)
         return totals
@@ -96,9 +97,13 @@ def launch_of_addition(
 
 def add_positions_by_torch(sums: Tensor, channels: int, *, last: bool) -> Tensor:
     """The same by torch: (rows, width) -> (rows, channels)."""
+    viewed, axis = by_positions(sums, channels, last=last)
+    return sums if axis is None else viewed.sum(axis)
+
+
+def by_positions(sums: Tensor, channels: int, *, last: bool) -> tuple[Tensor, int | None]:
+    """Sums of columns with an axis for positions, and which it is; None where there is but one."""
     rows, width = sums.shape
     if width == channels:
-        return sums
-    if last:
-        return sums.view(rows, -1, channels).sum(1)
-    return sums.view(rows, channels, -1).sum(2)
+        return sums, None
+    return (sums.view(rows, -1, channels), 1) if last else (sums.view(rows, channels, -1), 2)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from virtualgrad.operators.channels import Convolved, Pair
 from virtualgrad.operators.kernels import DTYPES, fits, in_order_of, is_usable, processors_of
-from virtualgrad.operators.launches import Launch
+from virtualgrad.operators.launches import Launch, added_up
 from virtualgrad.operators.weight_tiles import Layer, choose_weight_tile, is_worth, tile_of_parts
 
 TENSOR_CORES = (8, 0)  # the first GPUs that have them for all formats
@@ -162,7 +162,8 @@ class WeightGradient:
         kind = None if earlier is None else earlier.dtype
         tensors = (parts, weight, squares, earlier, norm)
         self._launch_addition(tensors, self._sizes_of_addition, kind, (earlier,))
-        return WeightMade(weight.permute(0, 3, 1, 2), norm, None if sums is None else sums.sum(0))
+        total = None if sums is None else added_up(sums, 0)
+        return WeightMade(weight.permute(0, 3, 1, 2), norm, total)
 
 
 def prepare_weight(

@@ -38,23 +38,39 @@ class Launched(NamedTuple):
     others: tuple[Any, ...]
 
 
-class _Record(threading.local):
-    """The launches of a thread, where somebody wants to know of them."""
+class AddedUp(NamedTuple):
+    """A sum by torch of what kernels have left: of which tensor, along which axis, and the sum."""
 
-    launches: list[Launched] | None = None
+    parts: Tensor
+    axis: int
+    total: Tensor
+
+
+class _Record(threading.local):
+    """What a thread has launched, where somebody wants to know of it."""
+
+    steps: list[Launched | AddedUp] | None = None
 
 
 _record = _Record()
 
 
 @contextmanager
-def recorded() -> Iterator[list[Launched]]:
-    """Have the launches that a :class:`Launch` makes in this thread written down."""
-    before, _record.launches = _record.launches, []
+def recorded() -> Iterator[list[Launched | AddedUp]]:
+    """Have what this thread launches by a :class:`Launch`, and adds up behind, written down."""
+    before, _record.steps = _record.steps, []
     try:
-        yield _record.launches
+        yield _record.steps
     finally:
-        _record.launches = before
+        _record.steps = before
+
+
+def added_up(parts: Tensor, axis: int) -> Tensor:
+    """The sum of what kernels have left along an axis."""
+    total = parts.sum(axis)
+    if _record.steps is not None:
+        _record.steps.append(AddedUp(parts, axis, total))
+    return total
 
 
 class Launch:
@@ -104,9 +120,9 @@ class Launch:
             compiled = launch(self._kernel, self._device, (*tensors, *others), self._warps)
             if is_aligned and compiled is not None:
                 self._keep(kind, compiled)
-        if _record.launches is not None:
+        if _record.steps is not None:
             kernel = self._in_cpp.get(kind) if is_aligned else None
-            _record.launches.append(Launched(kernel, tensors, others))
+            _record.steps.append(Launched(kernel, tensors, others))
 
     def _keep(self, kind: Hashable, compiled: Any) -> None:
         """Have a compiled kernel for the next launch of its kind."""

@@ -17,7 +17,7 @@ from virtualgrad.operators.channels import Channels, Incoming
 from virtualgrad.operators.finite import accumulation_dtype
 from virtualgrad.operators.kernels_of_weights import may_use_tf32
 from virtualgrad.operators.launches import Launched, recorded
-from virtualgrad.operators.recipes import recipe_of
+from virtualgrad.operators.recipes import Step, recipe_of
 from virtualgrad.operators.rms import RMS
 from virtualgrad.operators.running import Running
 from virtualgrad.operators.statistic import SUMMED_AS_THEY_ARE
@@ -40,9 +40,9 @@ def for_layer(transform: Any, g: Tensor, channels: Channels) -> Incoming:
     if not came_before or running.plain_tried == kind:
         made = transform.for_layer(g, channels)
         return made
-    with recorded() as launches:
+    with recorded() as steps:
         made = transform.for_layer(g, channels)
-    running.plain = _plain_t(operator, running, g, channels, made, launches)
+    running.plain = _plain_t(operator, running, g, channels, made, steps)
     running.plain_tried = kind
     return made
 
@@ -53,7 +53,7 @@ def _plain_t(  # noqa: PLR0917 - all that a pass has left
     g: Tensor,
     channels: Channels,
     made: Incoming,
-    launches: Sequence[Launched],
+    steps: Sequence[Step],
 ) -> Any:
     """What C++ is to do when such a g comes again; None where that is left to Python."""
     library, x = built(), None
@@ -61,14 +61,14 @@ def _plain_t(  # noqa: PLR0917 - all that a pass has left
         return None
     if operator.stale and channels.convolved is not None:  # by which kernels are chosen
         x = channels.convolved.x
-    f_for, recipe = _f_for(g, made, launches), None
+    f_for, recipe = _f_for(g, made, steps), None
     if f_for is not None and not _is_summed_in_cpp(g, running.r):
         return None
-    if launches:
+    if steps:
         given = [each for each in (g, running.r, x) if each is not None]
         product = None if made.g is g or f_for is not None else made.g
         results = (product, running.norm, made.total, made.weight, made.padded)
-        recipe = recipe_of(library, launches, given, results)
+        recipe = recipe_of(library, steps, given, results)
         if recipe is None:
             return None
     by_tf32 = x is not None and g.dtype == torch.float32
@@ -90,10 +90,11 @@ def _plain_t(  # noqa: PLR0917 - all that a pass has left
     )
 
 
-def _f_for(g: Tensor, made: Incoming, launches: Sequence[Launched]) -> str | None:
+def _f_for(g: Tensor, made: Incoming, steps: Sequence[Step]) -> str | None:
     """What torch has multiplied by T's factor: the rows of gradients, or g; None: kernels have."""
     if made.rows is not None:
         return "rows"
+    launches = [step for step in steps if isinstance(step, Launched)]
     written = [id(tensor) for launched in launches for tensor in launched.tensors]
     return None if made.weight is not None or id(made.g) in written else "g"
 

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from virtualgrad.operators.launches import Launched
+from virtualgrad.operators.launches import AddedUp, Launched
 
 Room = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Sizes, strides and dtype of memory that a pass asks for."""
+
+Step = Launched | AddedUp
+"""Of a pass."""
 
 
 class Rooms:
@@ -27,7 +30,7 @@ class Rooms:
     """
 
     def __init__(self, given: Sequence[Tensor]) -> None:
-        self.asked_for: list[Room] = []
+        self.asked_for: list[Room | None] = []
         self._given = list(given)
         self._numbers = {_begin(tensor): number for number, tensor in enumerate(given)}
 
@@ -45,6 +48,12 @@ class Rooms:
             self.asked_for.append(_room_of(tensor))
         return self._numbers[begin], int(tensor.storage_offset()) * tensor.element_size()
 
+    def add(self, tensor: Tensor) -> int:
+        """The number of a room that torch makes itself."""
+        number = self._numbers[_begin(tensor)] = len(self._numbers)
+        self.asked_for.append(None)
+        return number
+
     def view(self, tensor: Tensor) -> tuple[Any, ...] | None:
         """Room, sizes, strides and offset of a tensor; None if no kernel has written to it."""
         if _begin(tensor) not in self._numbers:
@@ -55,34 +64,44 @@ class Rooms:
 
 
 def recipe_of(
-    library: Any,
-    launches: Sequence[Launched],
-    given: Sequence[Tensor],
-    results: Sequence[Tensor | None],
+    library: Any, steps: Sequence[Step], given: Sequence[Tensor], results: Sequence[Tensor | None]
 ) -> Any:
-    """A ``Recipe`` of C++; None where not all that was done is a launch of its own.
+    """A ``Recipe`` of C++; None where more was done than its steps.
 
     Args:
         library: that was built.
-        launches: of a pass.
+        steps: of a pass.
         given: the tensors that they were made with, each in a memory of its own.
         results: what was made.
     """
     if len({_begin(tensor) for tensor in given}) < len(given):
         return None
-    rooms, steps = Rooms(given), []
-    for launched in launches:
-        if launched.kernel is None:
+    rooms, made = Rooms(given), []
+    for step in steps:
+        told = _launch(rooms, step) if isinstance(step, Launched) else _sum(rooms, step)
+        if told is None:
             return None
-        tensors = launched.tensors
-        pointers = [None if tensor is None else rooms.pointer(tensor) for tensor in tensors]
-        steps.append((launched.kernel, pointers, launched.others))
+        made.append(told)
     views = [None if result is None else rooms.view(result) for result in results]
     if any(
         view is None and result is not None for view, result in zip(views, results, strict=True)
     ):
-        return None  # torch has made it of what kernels have left
-    return library.Recipe(rooms.asked_for, steps, views, torch._C._cuda_getCurrentRawStream)
+        return None  # torch has made it, by what nobody has written down
+    return library.Recipe(rooms.asked_for, made, views, torch._C._cuda_getCurrentRawStream)
+
+
+def _launch(rooms: Rooms, step: Launched) -> tuple[Any, ...] | None:
+    """A launch as C++ takes it; None if the kernel is not launched by C++."""
+    if step.kernel is None:
+        return None
+    pointers = [None if tensor is None else rooms.pointer(tensor) for tensor in step.tensors]
+    return step.kernel, pointers, step.others
+
+
+def _sum(rooms: Rooms, step: AddedUp) -> tuple[Any, ...] | None:
+    """A sum as C++ takes it; None of what no kernel has left."""
+    view = rooms.view(step.parts)
+    return None if view is None else (view, step.axis, rooms.add(step.total))
 
 
 def _begin(tensor: Tensor) -> int:
