@@ -16,6 +16,9 @@ KINDS = {"i32": "i32", "i64": "i64", "fp32": "fp32", "constexpr": ""}
 WANTS = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
 """What a kernel may want beside its arguments: then Triton launches it."""
 
+STREAM_ON: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""Device -> its current stream; None in a torch without CUDA, where nothing is launched."""
+
 Relaunch = Callable[[tuple[Any, ...], tuple[Any, ...]], None]
 """(tensors, others) -> a launch with these arguments, the tensors first."""
 
@@ -30,10 +33,9 @@ def relaunch(
     run = compiled[grid]  # which keeps it alive
     if kernel is None:
         return lambda tensors, others: run(*tensors, *others)
-    stream_on = torch._C._cuda_getCurrentRawStream
 
     def launch(tensors: tuple[Any, ...], others: tuple[Any, ...]) -> None:
-        if not kernel(stream_on(device), tensors, others):
+        if not kernel(STREAM_ON(device), tensors, others):
             run(*tensors, *others)
 
     return launch

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators.launches import AddedUp, Launched
+from virtualgrad.operators.native_launches import STREAM_ON
 
 Room = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Sizes, strides and dtype of memory that a pass asks for."""
@@ -87,7 +88,7 @@ def recipe_of(
         view is None and result is not None for view, result in zip(views, results, strict=True)
     ):
         return None  # torch has made it, by what nobody has written down
-    return library.Recipe(rooms.asked_for, made, views, torch._C._cuda_getCurrentRawStream)
+    return library.Recipe(rooms.asked_for, made, views, STREAM_ON)
 
 
 def _launch(rooms: Rooms, step: Launched) -> tuple[Any, ...] | None:
