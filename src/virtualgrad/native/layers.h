@@ -201,7 +201,7 @@ struct Passage {
     if (py::len(transform.attr("current").attr("kept")) != 0) return std::nullopt;
     std::optional<std::string> total;
     if (kept.needed[2]) total = serves_bias ? "T(g)" : "g";
-    if (auto made = plain_incoming(transform, g, x, in_rows, total)) {
+    if (auto made = plain_incoming(transform, g, {x}, in_rows, total)) {
       return OfLayer{std::move(*made), serves_bias};
     }
     const auto sizes = weight.defined() ? weight.sizes().vec() : Sizes();

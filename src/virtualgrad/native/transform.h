@@ -123,8 +123,9 @@ class PlainT {
  public:
   // Args:
   //   of_class: the class of operators that this is the T of: RMS, and no class derived from it.
-  //   g, x: as they were; x of a convolution whose weight's gradient kernels may make.
+  //   g: as it was.
   //   r: of the site.
+  //   others: tensors that kernels were given beside them, as they were.
   //   in_rows, total: what the layer could use (Channels of virtualgrad.operators.channels).
   //   averaged: the axes over which g^2 is averaged.
   //   counts: e and m of one pass.
@@ -133,8 +134,8 @@ class PlainT {
   //   beside: the shape in which f stands beside g; none: its own.
   //   recipe: what was launched, if anything; its views are (T(g), N, total, weight, padded).
   //   uses_tf32: whether convolutions may use TF32, as a kernel was chosen by; none: it was not.
-  PlainT(py::type of_class, const Tensor& g, const MaybeTensor& x, Tensor r, bool in_rows,
-         std::optional<std::string> total, Sizes averaged, std::pair<int64_t, int64_t> counts,
+  PlainT(py::type of_class, const Tensor& g, Tensor r, const std::vector<Tensor>& others,
+         bool in_rows, std::optional<std::string> total, Sizes averaged, std::pair<int64_t, int64_t> counts,
          bool unit_is_sample, bool stale, const std::optional<std::string>& f_for,
          std::optional<Sizes> beside, std::shared_ptr<Recipe> recipe,
          std::optional<std::pair<py::object, bool>> uses_tf32)
@@ -151,7 +152,7 @@ class PlainT {
         beside_(std::move(beside)),
         recipe_(std::move(recipe)),
         uses_tf32_(std::move(uses_tf32)) {
-    if (x) x_.emplace(*x);
+    for (const auto& other : others) others_.emplace_back(other);
     operators() = of_class.ptr();  // it lives as long as Python does
   }
 
@@ -163,11 +164,16 @@ class PlainT {
 
   // T(g), taken in; none where Python is to make it. (The GIL is held.)
   std::optional<Incoming> operator()(const py::object& op, const py::object& site,
-                                     const py::object& running, const Tensor& g, const Tensor& x,
-                                     bool in_rows, const std::optional<std::string>& total) const {
+                                     const py::object& running, const Tensor& g,
+                                     const std::vector<Tensor>& others, bool in_rows,
+                                     const std::optional<std::string>& total) const {
     const auto& names = Names::get();
     if (in_rows != in_rows_ || total != total_ || !g_.is_of(g)) return std::nullopt;
-    if (x_ && !x_->is_of(x)) return std::nullopt;
+    std::vector<Tensor> tensors{g, r_};
+    for (size_t other = 0; other < others_.size(); ++other) {
+      if (!others_[other].is_of(others.at(other))) return std::nullopt;
+      tensors.push_back(others[other]);
+    }
     if (uses_tf32_ && uses_tf32_->first().cast<bool>() != uses_tf32_->second) return std::nullopt;
     if (!stale_ && !names.ranks.of(op).is_none()) return std::nullopt;  // all of them are asked
     const py::tuple given = names.settings.of(op)(site);
@@ -179,8 +185,6 @@ class PlainT {
     const auto [elements, samples] = counts_;
     const double unit = (unit_is_sample_ ? static_cast<double>(samples) : 1.0) / *scaled_by;
     const double weight = (1 - *rho) * unit * unit / static_cast<double>(elements);
-    std::vector<Tensor> tensors{g, r_};
-    if (x_) tensors.push_back(x);
     if (recipe_ && !recipe_->may_run(tensors)) return std::nullopt;
     Tensor factor;
     if (makes_f_ && stale_) {
@@ -234,8 +238,8 @@ class PlainT {
   }
 
   Kind g_;
-  std::optional<Kind> x_;
   Tensor r_;
+  std::vector<Kind> others_;
   bool in_rows_;
   std::optional<std::string> total_;
   Sizes averaged_;
@@ -246,9 +250,10 @@ class PlainT {
   std::optional<std::pair<py::object, bool>> uses_tf32_;
 };
 
-// What a layer is to pull back for g, if there is a T for it here. (The GIL is held.)
+// What a layer is to pull back for g, if there is a T for it here; others: what kernels may want
+// beside g. (The GIL is held.)
 inline std::optional<Incoming> plain_incoming(const py::object& transform, const Tensor& g,
-                                              const Tensor& x, bool in_rows,
+                                              const std::vector<Tensor>& others, bool in_rows,
                                               const std::optional<std::string>& total) {
   const auto& names = Names::get();
   const auto op = names.operator_.of(transform);
@@ -265,18 +270,18 @@ inline std::optional<Incoming> plain_incoming(const py::object& transform, const
   if (!names.compiled.of(running).is_none()) return std::nullopt;
   if (names.elements.of(running).cast<int64_t>() != 0) return std::nullopt;
   at::AutoDispatchBelowADInplaceOrView unrecorded;
-  const auto made = plain.cast<const PlainT&>()(op, site, running, g, x, in_rows, total);
+  const auto made = plain.cast<const PlainT&>()(op, site, running, g, others, in_rows, total);
   if (made) names.consumed.set(names.current.of(transform), py::bool_(true));
   return made;
 }
 
 inline void show_transform(py::module_& module) {
   py::class_<PlainT>(module, "PlainT")
-      .def(py::init<py::type, const Tensor&, const MaybeTensor&, Tensor, bool,
+      .def(py::init<py::type, const Tensor&, Tensor, const std::vector<Tensor>&, bool,
                     std::optional<std::string>, Sizes, std::pair<int64_t, int64_t>, bool, bool,
                     const std::optional<std::string>&, std::optional<Sizes>,
                     std::shared_ptr<Recipe>, std::optional<std::pair<py::object, bool>>>(),
-           py::kw_only(), py::arg("of_class"), py::arg("g"), py::arg("x"), py::arg("r"),
+           py::kw_only(), py::arg("of_class"), py::arg("g"), py::arg("r"), py::arg("others"),
            py::arg("in_rows"), py::arg("total"), py::arg("averaged"), py::arg("counts"),
            py::arg("unit_is_sample"), py::arg("stale"), py::arg("f_for"), py::arg("beside"),
            py::arg("recipe"), py::arg("uses_tf32"))

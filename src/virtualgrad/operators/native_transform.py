@@ -24,65 +24,72 @@ from virtualgrad.operators.statistic import SUMMED_AS_THEY_ARE
 
 
 def for_layer(transform: Any, g: Tensor, channels: Channels) -> Incoming:
-    """``transform.for_layer`` in the plainest pass, which leaves at the site how it was made.
-
-    A kind of g has to come twice in a row: of sequences that are ever longer or shorter nothing is
-    left, which would cost more than it brings.
-    """
-    operator, site = transform.operator, transform.site
-    running = operator.sites.kept.get(site.key) if type(operator) is RMS else None
+    """``transform.for_layer`` in the plainest pass, which leaves at the site how it was made."""
     made: Incoming
-    if running is None or running.site is not site or running.elements:
-        made = transform.for_layer(g, channels)
-        return made
-    kind = (g.shape, g.stride(), g.dtype, channels[:4])
-    came_before, running.plain_kind = running.plain_kind == kind, kind
-    if not came_before or running.plain_tried == kind:
+    running = _to_be_left(transform, (g.shape, g.stride(), g.dtype, channels[:4]))
+    if running is None:
         made = transform.for_layer(g, channels)
         return made
     with recorded() as steps:
         made = transform.for_layer(g, channels)
-    running.plain = _plain_t(operator, running, g, channels, made, steps)
-    running.plain_tried = kind
+    is_stale, others = transform.operator.stale, []
+    if is_stale and channels.convolved is not None:  # by which kernels are chosen
+        others.append(channels.convolved.x)
+    running.plain = _plain_t(running, g, others, channels, made, steps, is_stale)
     return made
 
 
+def _to_be_left(transform: Any, kind: tuple[Any, ...]) -> Running | None:
+    """The site where a pass, the first since a commit, is to leave how T was made; None: nowhere.
+
+    A kind of g has to come twice in a row: of sequences that are ever longer or shorter nothing is
+    left, which would cost more than it brings. And what was tried for a kind is not tried again.
+    """
+    operator, site = transform.operator, transform.site
+    running: Running | None = operator.sites.kept.get(site.key) if type(operator) is RMS else None
+    if running is None or running.site is not site or running.elements:
+        return None
+    came_before, running.plain_kind = running.plain_kind == kind, kind
+    if not came_before or running.plain_tried == kind:
+        return None
+    running.plain_tried = kind
+    return running
+
+
 def _plain_t(  # noqa: PLR0917 - all that a pass has left
-    operator: RMS,
     running: Running,
     g: Tensor,
+    others: Sequence[Tensor],
     channels: Channels,
     made: Incoming,
     steps: Sequence[Step],
+    stale: bool,
 ) -> Any:
     """What C++ is to do when such a g comes again; None where that is left to Python."""
-    library, x = built(), None
+    library = built()
     if library is None or running.view is not None or not running.sampled:
         return None
-    if operator.stale and channels.convolved is not None:  # by which kernels are chosen
-        x = channels.convolved.x
     f_for, recipe = _f_for(g, made, steps), None
     if f_for is not None and not _is_summed_in_cpp(g, running.r):
         return None
     if steps:
-        given = [each for each in (g, running.r, x) if each is not None]
         product = None if made.g is g or f_for is not None else made.g
         results = (product, running.norm, made.total, made.weight, made.padded)
-        recipe = recipe_of(library, steps, given, results)
+        recipe = recipe_of(library, steps, [g, running.r, *others], results)
         if recipe is None:
             return None
-    by_tf32 = x is not None and g.dtype == torch.float32
+    by_tf32 = stale and channels.convolved is not None and g.dtype == torch.float32
     return library.PlainT(
         of_class=RMS,
         g=g,
-        x=x,
         r=running.r,
+        others=others,
         in_rows=channels.rows,
         total=channels.total,
         averaged=running.averaged,
         counts=(running.elements_of_pass, running.samples_of_pass),
         unit_is_sample=running.unit_is_sample,
-        stale=operator.stale,
+        stale=stale,
         f_for=f_for,
         beside=running.broadcast_shape,
         recipe=recipe,
