@@ -16,7 +16,7 @@ MODULE = "virtualgrad_native"
 
 def library() -> Path:
     """The file of the library; its name changes with all that it is built from."""
-    names = ("module.cpp", "launches.h", "layers.h", "building.py")
+    names = ("module.cpp", "nodes.h", "layers.h", "norms.h", "launches.h", "building.py")
     source = _hashed((FOLDER / name).read_bytes() for name in names)
     return _folder() / f"{_beginning()}{source}.so"
 

@@ -1,0 +1,83 @@
+"""Encapsulation 1, norms whose node is one of C++: what such a node asks of Python.
+
+As in :mod:`.native_layers`: T(g), or all gradients by kernels, in the plainest pass of all, and
+everything in any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from virtualgrad.operators import kernels
+from virtualgrad.operators.channels import Incoming
+from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
+from virtualgrad.virtual.layer_norms import LayerNorm, channels_behind
+from virtualgrad.virtual.native_contexts import Gradients, Run, context
+from virtualgrad.virtual.norms import CHANNELS, BatchNorm, gradients_by_kernels, operands_of
+from virtualgrad.virtual.ops import Transform, Transforms
+
+ForKernels = tuple[Tensor, Tensor, Tensor, Tensor, bool]
+"""The fields of a :class:`Norm`, and whether its input's gradient is wanted."""
+
+
+def native_batch_norm(library: ModuleType, others: tuple[Any, ...], python: Run) -> Run | None:
+    """A batch norm with a node of C++; None for options about which torch has something to say."""
+    weight, bias, running_mean, running_var, training, momentum, eps = others
+    if type(training) is not bool or not _are_numbers(momentum, eps):
+        return None
+    operands = operands_of(weight, bias)
+
+    def by_python(
+        saved: Any, needed: Any, transforms: Transforms, g: Tensor, kernel: int
+    ) -> Gradients:
+        ctx = context(saved, (False, *needed), transforms)
+        ctx.operands, ctx.kernel, ctx.training, ctx.eps = operands, kernel, training, eps
+        return BatchNorm.backward(ctx, g)[1:4]
+
+    run: Run = library.BatchNorm(
+        *(weight, bias, python, _of_batch_norm, by_python),
+        *(running_mean, running_var, training, momentum, eps),
+    )
+    return run
+
+
+def _of_batch_norm(
+    transform: Transform, g: Tensor, for_kernels: ForKernels | None
+) -> tuple[NormGradients | None, Incoming | None]:
+    """All gradients, where there are kernels for them, or what weight and bias are to pull back."""
+    if for_kernels is not None and kernels.may_launch(g.device):
+        *norm, wants_input = for_kernels
+        made = gradients_by_kernels(transform, g, Norm(*norm), wants_input)
+        if made is not None:
+            return made, None
+    return None, transform.for_layer(g, CHANNELS)
+
+
+def native_layer_norm(library: ModuleType, others: tuple[Any, ...], python: Run) -> Run | None:
+    """A layer norm with a node of C++; None for options about which torch has something to say."""
+    weight, bias, shape, eps = others
+    if not _are_numbers(*shape, eps):
+        return None
+    operands = operands_of(weight, bias)
+
+    def by_python(
+        saved: Any, needed: Any, transforms: Transforms, g: Tensor, dtypes: Any
+    ) -> Gradients:
+        ctx = context(saved, (False, *needed), transforms)
+        ctx.operands, ctx.dtypes, ctx.shape = operands, dtypes, shape
+        return LayerNorm.backward(ctx, g)[1:4]
+
+    run: Run = library.LayerNorm(weight, bias, python, _of_layer_norm(shape), by_python, shape, eps)
+    return run
+
+
+def _of_layer_norm(shape: tuple[int, ...]) -> Callable[[Transform, Tensor], Incoming]:
+    return lambda transform, g: transform.for_layer(g, channels_behind(g, shape))
+
+
+def _are_numbers(*options: Any) -> bool:
+    return all(type(option) in {int, float} for option in options)
