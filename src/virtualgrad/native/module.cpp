@@ -2,12 +2,14 @@
 
 #include "launches.h"
 #include "layers.h"
+#include "norms.h"
 #include "recipes.h"
 #include "transform.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  module.doc() = "Nodes of autograd's graph, and launches of kernels, in C++ (virtualgrad.native).";
+  module.doc() = "Nodes of autograd's graph, T, and launches of kernels in C++ (virtualgrad.native).";
   virtualgrad::show_layers(module);
+  virtualgrad::show_norms(module);
   virtualgrad::show_launches(module);
   virtualgrad::show_recipes(module);
   virtualgrad::show_transform(module);

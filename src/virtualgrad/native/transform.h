@@ -126,7 +126,8 @@ class PlainT {
   //   g: as it was.
   //   r: of the site.
   //   others: tensors that kernels were given beside them, as they were.
-  //   in_rows, total: what the layer could use (Channels of virtualgrad.operators.channels).
+  //   in_rows, wanted: what the layer could use: T as a factor for rows, and a total for its bias,
+  //     or all its gradients.
   //   averaged: the axes over which g^2 is averaged.
   //   counts: e and m of one pass.
   //   unit_is_sample, stale: of the operator.
@@ -135,14 +136,14 @@ class PlainT {
   //   recipe: what was launched, if anything; its views are (T(g), N, total, weight, padded).
   //   uses_tf32: whether convolutions may use TF32, as a kernel was chosen by; none: it was not.
   PlainT(py::type of_class, const Tensor& g, Tensor r, const std::vector<Tensor>& others,
-         bool in_rows, std::optional<std::string> total, Sizes averaged, std::pair<int64_t, int64_t> counts,
+         bool in_rows, std::optional<std::string> wanted, Sizes averaged, std::pair<int64_t, int64_t> counts,
          bool unit_is_sample, bool stale, const std::optional<std::string>& f_for,
          std::optional<Sizes> beside, std::shared_ptr<Recipe> recipe,
          std::optional<std::pair<py::object, bool>> uses_tf32)
       : g_(g),
         r_(std::move(r)),
         in_rows_(in_rows),
-        total_(std::move(total)),
+        wanted_(std::move(wanted)),
         averaged_(std::move(averaged)),
         counts_(std::move(counts)),
         unit_is_sample_(unit_is_sample),
@@ -166,12 +167,13 @@ class PlainT {
   std::optional<Incoming> operator()(const py::object& op, const py::object& site,
                                      const py::object& running, const Tensor& g,
                                      const std::vector<Tensor>& others, bool in_rows,
-                                     const std::optional<std::string>& total) const {
+                                     const std::optional<std::string>& wanted) const {
     const auto& names = Names::get();
-    if (in_rows != in_rows_ || total != total_ || !g_.is_of(g)) return std::nullopt;
+    if (in_rows != in_rows_ || wanted != wanted_ || !g_.is_of(g)) return std::nullopt;
     std::vector<Tensor> tensors{g, r_};
+    if (others.size() < others_.size()) return std::nullopt;
     for (size_t other = 0; other < others_.size(); ++other) {
-      if (!others_[other].is_of(others.at(other))) return std::nullopt;
+      if (!others_[other].is_of(others[other])) return std::nullopt;
       tensors.push_back(others[other]);
     }
     if (uses_tf32_ && uses_tf32_->first().cast<bool>() != uses_tf32_->second) return std::nullopt;
@@ -241,7 +243,7 @@ class PlainT {
   Tensor r_;
   std::vector<Kind> others_;
   bool in_rows_;
-  std::optional<std::string> total_;
+  std::optional<std::string> wanted_;
   Sizes averaged_;
   std::pair<int64_t, int64_t> counts_;
   bool unit_is_sample_, stale_, makes_f_, is_rows_;
@@ -254,7 +256,7 @@ class PlainT {
 // beside g. (The GIL is held.)
 inline std::optional<Incoming> plain_incoming(const py::object& transform, const Tensor& g,
                                               const std::vector<Tensor>& others, bool in_rows,
-                                              const std::optional<std::string>& total) {
+                                              const std::optional<std::string>& wanted) {
   const auto& names = Names::get();
   const auto op = names.operator_.of(transform);
   if (reinterpret_cast<PyObject*>(Py_TYPE(op.ptr())) != PlainT::operators()) return std::nullopt;
@@ -270,7 +272,7 @@ inline std::optional<Incoming> plain_incoming(const py::object& transform, const
   if (!names.compiled.of(running).is_none()) return std::nullopt;
   if (names.elements.of(running).cast<int64_t>() != 0) return std::nullopt;
   at::AutoDispatchBelowADInplaceOrView unrecorded;
-  const auto made = plain.cast<const PlainT&>()(op, site, running, g, others, in_rows, total);
+  const auto made = plain.cast<const PlainT&>()(op, site, running, g, others, in_rows, wanted);
   if (made) names.consumed.set(names.current.of(transform), py::bool_(true));
   return made;
 }
@@ -282,7 +284,7 @@ inline void show_transform(py::module_& module) {
                     const std::optional<std::string>&, std::optional<Sizes>,
                     std::shared_ptr<Recipe>, std::optional<std::pair<py::object, bool>>>(),
            py::kw_only(), py::arg("of_class"), py::arg("g"), py::arg("r"), py::arg("others"),
-           py::arg("in_rows"), py::arg("total"), py::arg("averaged"), py::arg("counts"),
+           py::arg("in_rows"), py::arg("wanted"), py::arg("averaged"), py::arg("counts"),
            py::arg("unit_is_sample"), py::arg("stale"), py::arg("f_for"), py::arg("beside"),
            py::arg("recipe"), py::arg("uses_tf32"))
       // A copy of an operator, or a pickled one, has none: it is found again.

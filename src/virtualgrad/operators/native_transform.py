@@ -6,8 +6,8 @@ differs along the channels alone, sums of squares and a factor; where not, the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from virtualgrad.native import built
 from virtualgrad.operators.channels import Channels, Incoming
 from virtualgrad.operators.finite import accumulation_dtype
+from virtualgrad.operators.kernels_of_norms import Norm
 from virtualgrad.operators.kernels_of_weights import may_use_tf32
 from virtualgrad.operators.launches import Launched, recorded
 from virtualgrad.operators.recipes import Step, recipe_of
@@ -23,19 +24,85 @@ from virtualgrad.operators.running import Running
 from virtualgrad.operators.statistic import SUMMED_AS_THEY_ARE
 
 
-def for_layer(transform: Any, g: Tensor, channels: Channels) -> Incoming:
-    """``transform.for_layer`` in the plainest pass, which leaves at the site how it was made."""
+class Left(NamedTuple):
+    """What a pass of Python has left to be done again.
+
+    Attributes:
+        g: dJ/dsigma.
+        others: the tensors that kernels were given beside g and r.
+        made: what the layer is to pull back.
+        steps: launches, and sums behind them.
+        could_use: of the layer: whether T as a factor for rows, and what else.
+        by_tf32: whether convolutions may use TF32, where kernels were chosen by that.
+    """
+
+    g: Tensor
+    others: list[Tensor]
     made: Incoming
-    running = _to_be_left(transform, (g.shape, g.stride(), g.dtype, channels[:4]))
+    steps: Sequence[Step]
+    could_use: tuple[bool, str | None]
+    by_tf32: bool | None = None
+
+
+def for_layer(
+    transform: Any, g: Tensor, channels: Channels | None, wanted: str | None = None
+) -> Incoming:
+    """``transform.for_layer`` in the plainest pass, which leaves at the site how it was made.
+
+    Args:
+        transform: of the site.
+        g: dJ/dsigma.
+        channels: of the layer.
+        wanted: what else it could use, if not the total that the channels tell of.
+    """
+    made: Incoming
+    is_for_rows = channels is not None and channels.rows
+    if wanted is None and channels is not None:
+        wanted = channels.total
+    options = None if channels is None else channels[:4]
+    running = _to_be_left(transform, (g.shape, g.stride(), g.dtype, options, wanted))
     if running is None:
         made = transform.for_layer(g, channels)
         return made
     with recorded() as steps:
         made = transform.for_layer(g, channels)
-    is_stale, others = transform.operator.stale, []
-    if is_stale and channels.convolved is not None:  # by which kernels are chosen
-        others.append(channels.convolved.x)
-    running.plain = _plain_t(running, g, others, channels, made, steps, is_stale)
+    others = []
+    if transform.operator.stale and channels is not None and channels.convolved is not None:
+        others.append(channels.convolved.x)  # by which kernels are chosen
+    by_tf32 = may_use_tf32() if others and g.dtype == torch.float32 else None
+    left = Left(g, others, made, steps, (is_for_rows, wanted), by_tf32)
+    running.plain = _plain_t(transform.operator, running, left)
+    return made
+
+
+def for_norm(
+    transform: Any,
+    g: Tensor,
+    norm: Norm,
+    wanted: str | None,
+    by_kernels: Callable[[], Incoming | None],
+) -> Incoming | None:
+    """All gradients of a batch norm by kernels, and what they are is left at the site, too.
+
+    Args:
+        transform: of the site.
+        g: dJ/dsigma.
+        norm: the batch norm.
+        wanted: which gradients are.
+        by_kernels: makes them; None where there are no kernels.
+    """
+    kind = (g.shape, g.stride(), g.dtype, norm.x.stride(), norm.x.dtype, wanted)
+    running = _to_be_left(transform, kind)
+    if running is None:
+        return by_kernels()
+    with recorded() as steps:
+        made = by_kernels()
+    launches = [step for step in steps if isinstance(step, Launched)]
+    given = {id(tensor) for launched in launches for tensor in launched.tensors}
+    # Of what was copied first (a g that lies otherwise than x, a weight with gaps) no more is left.
+    if made is not None and all(id(tensor) in given for tensor in (g, *norm)):
+        left = Left(g, list(norm), made, steps, (True, wanted))
+        running.plain = _plain_t(transform.operator, running, left)
     return made
 
 
@@ -56,20 +123,12 @@ def _to_be_left(transform: Any, kind: tuple[Any, ...]) -> Running | None:
     return running
 
 
-def _plain_t(  # noqa: PLR0917 - all that a pass has left
-    running: Running,
-    g: Tensor,
-    others: Sequence[Tensor],
-    channels: Channels,
-    made: Incoming,
-    steps: Sequence[Step],
-    stale: bool,
-) -> Any:
+def _plain_t(operator: RMS, running: Running, left: Left) -> Any:
     """What C++ is to do when such a g comes again; None where that is left to Python."""
-    library = built()
+    library, (g, others, made, steps, could_use, by_tf32) = built(), left
     if library is None or running.view is not None or not running.sampled:
         return None
-    f_for, recipe = _f_for(g, made, steps), None
+    f_for, recipe = _f_for(left), None
     if f_for is not None and not _is_summed_in_cpp(g, running.r):
         return None
     if steps:
@@ -78,32 +137,31 @@ def _plain_t(  # noqa: PLR0917 - all that a pass has left
         recipe = recipe_of(library, steps, [g, running.r, *others], results)
         if recipe is None:
             return None
-    by_tf32 = stale and channels.convolved is not None and g.dtype == torch.float32
     return library.PlainT(
         of_class=RMS,
         g=g,
         r=running.r,
         others=others,
-        in_rows=channels.rows,
-        total=channels.total,
+        in_rows=could_use[0],
+        wanted=could_use[1],
         averaged=running.averaged,
         counts=(running.elements_of_pass, running.samples_of_pass),
         unit_is_sample=running.unit_is_sample,
-        stale=stale,
+        stale=operator.stale,
         f_for=f_for,
         beside=running.broadcast_shape,
         recipe=recipe,
-        uses_tf32=(may_use_tf32, may_use_tf32()) if by_tf32 else None,
+        uses_tf32=None if by_tf32 is None else (may_use_tf32, by_tf32),
     )
 
 
-def _f_for(g: Tensor, made: Incoming, steps: Sequence[Step]) -> str | None:
+def _f_for(left: Left) -> str | None:
     """What torch has multiplied by T's factor: the rows of gradients, or g; None: kernels have."""
-    if made.rows is not None:
+    if left.made.rows is not None:
         return "rows"
-    launches = [step for step in steps if isinstance(step, Launched)]
+    launches = [step for step in left.steps if isinstance(step, Launched)]
     written = [id(tensor) for launched in launches for tensor in launched.tensors]
-    return None if made.weight is not None or id(made.g) in written else "g"
+    return None if left.made.weight is not None or id(left.made.g) in written else "g"
 
 
 def _is_summed_in_cpp(g: Tensor, r: Tensor) -> bool:

@@ -19,7 +19,8 @@ from virtualgrad.sites.functions import FunctionRule
 from virtualgrad.sites.site import CONVOLUTION_OPS
 from virtualgrad.virtual.convolutions import Convolution, Geometry, geometry
 from virtualgrad.virtual.layer_norms import LayerNorm, layer_norm_arguments
-from virtualgrad.virtual.native_layers import Run, native_layer
+from virtualgrad.virtual.native_contexts import Run
+from virtualgrad.virtual.native_layers import native_layer
 from virtualgrad.virtual.norms import BatchNorm, batch_norm_arguments
 from virtualgrad.virtual.ops import Transforms, hold_fixed
 from virtualgrad.virtual.products import PRODUCTS

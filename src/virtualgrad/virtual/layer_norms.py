@@ -42,7 +42,7 @@ class LayerNorm(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         """Run the layer norm."""
-        ctx.operands = operands_of(x, weight, bias)
+        ctx.operands = operands_of(weight, bias)
         ctx.dtypes = [None if one is None else one.dtype for one in (x, weight, bias)]
         if _is_cast_by_autocast(x):
             x = _in_float32(x)
@@ -64,13 +64,17 @@ class LayerNorm(torch.autograd.Function):
         def backward(one: Tensor, mask: list[bool]) -> Any:
             return _BACKWARD(one, x, ctx.shape, mean, deviation, weight, bias, mask)
 
-        channels = Channels(g.dim() - 1, rows=True) if len(ctx.shape) == 1 else None
-        found = pulled_back(ctx, g, channels, backward)
+        found = pulled_back(ctx, g, channels_behind(g, ctx.shape), backward)
         gradients = [
             None if one is None else as_dtype(one, dtype)
             for one, dtype in zip(found, ctx.dtypes, strict=True)
         ]
         return None, *gradients, None, None
+
+
+def channels_behind(g: Tensor, shape: tuple[int, ...]) -> Channels | None:
+    """What a layer norm over axes of some shape tells T of the channels of its g."""
+    return Channels(g.dim() - 1, rows=True) if len(shape) == 1 else None
 
 
 def _is_cast_by_autocast(x: Tensor) -> bool:

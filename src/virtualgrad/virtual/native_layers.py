@@ -2,17 +2,16 @@
 
 Such a node asks here for T(g) in the plainest pass of all, unless an earlier one has left how it is
 made (:mod:`virtualgrad.operators.native_transform`), and for everything in any other: then the
-backward of the Function of Python runs in its place.
+backward of the Function of Python runs in its place. (Norms ask in :mod:`.native_norms`.)
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from virtualgrad.native import built
@@ -20,14 +19,12 @@ from virtualgrad.operators.channels import Incoming, Total
 from virtualgrad.operators.finite import PLAIN
 from virtualgrad.operators.native_transform import for_layer
 from virtualgrad.virtual.convolutions import Convolution, Geometry
+from virtualgrad.virtual.layer_norms import LayerNorm
+from virtualgrad.virtual.native_contexts import Gradients, Run, context
+from virtualgrad.virtual.native_norms import native_batch_norm, native_layer_norm
+from virtualgrad.virtual.norms import BatchNorm
 from virtualgrad.virtual.ops import Transform, Transforms
 from virtualgrad.virtual.products import Linear, channels_of_rows
-
-Gradients = tuple[Any, ...]
-"""Of x, weight and bias; None where one is not asked for."""
-
-Run = Callable[[Transforms, Tensor], Tensor]
-"""(transforms, input) -> sigma."""
 
 
 def native_layer(
@@ -37,29 +34,44 @@ def native_layer(
 
     Args:
         function: the Function of Python that it stands for.
-        others: what that takes behind its input: weight and bias, as a rule.
+        others: what that takes behind its input: weight and bias first.
         shape: of a convolution.
         python: runs the layer by that Function.
     """
-    library = built() if function in (Linear, Convolution) else None
-    if library is None or _is_traced_backward():
+    make = _MADE_IN_CPP.get(function)
+    library = None if make is None else built()
+    if make is None or library is None or _is_traced_backward():
         return None
-    if not all(other is None or type(other) in PLAIN for other in others):
+    if not all(type(other) in PLAIN for other in others if isinstance(other, Tensor)):
         return None
-    weight, bias = others
-    run: Run
-    if shape is None:
-        run = library.Linear(weight, bias, python, _incoming_of_linear, _linear_by_python)
-    else:
-        of_g, by_python = _incoming_of_convolution(shape), _convolution_by_python(shape)
-        run = library.Convolution(weight, bias, python, of_g, by_python, shape.in_backward)
-    return run
+    return make(library, others if shape is None else (*others, shape), python)
 
 
 def _is_traced_backward() -> bool:
     """Whether backward passes are to be compiled (compiled autograd), which sees no node of C++."""
     config = sys.modules.get("torch._dynamo.config")
     return bool(getattr(config, "compiled_autograd", False))
+
+
+def _native_linear(library: ModuleType, others: tuple[Any, ...], python: Run) -> Run:
+    run: Run = library.Linear(*others, python, _incoming_of_linear, _linear_by_python)
+    return run
+
+
+def _native_convolution(library: ModuleType, others: tuple[Any, ...], python: Run) -> Run:
+    weight, bias, shape = others
+    of_g, by_python = _incoming_of_convolution(shape), _convolution_by_python(shape)
+    run: Run = library.Convolution(weight, bias, python, of_g, by_python, shape.in_backward)
+    return run
+
+
+_MADE_IN_CPP: dict[Any, Callable[[ModuleType, tuple[Any, ...], Run], Run | None]] = {
+    Linear: _native_linear,
+    Convolution: _native_convolution,
+    BatchNorm: native_batch_norm,
+    LayerNorm: native_layer_norm,
+}
+"""Function of Python -> what makes a layer of C++ of the library and what stands behind its x."""
 
 
 def _incoming_of_linear(  # noqa: PLR0917 - as C++ calls it
@@ -78,9 +90,9 @@ def _incoming_of_convolution(shape: Geometry) -> Callable[..., Incoming]:
 
 
 def _linear_by_python(  # noqa: PLR0917 - as above
-    saved: Any, needed: Any, transforms: Transforms, dtypes: Any, size: int, bias: Any, g: Tensor
+    saved: Any, needed: Any, transforms: Transforms, g: Tensor, dtypes: Any, size: int, bias: Any
 ) -> Gradients:
-    ctx = _context(saved, (False, *needed), transforms)
+    ctx = context(saved, (False, *needed), transforms)
     ctx.dtypes, ctx.size = dtypes, size
     return Linear.backward(ctx, g)[1:]
 
@@ -90,24 +102,14 @@ def _convolution_by_python(shape: Geometry) -> Callable[..., Gradients]:
         saved: Any,
         needed: Any,
         transforms: Transforms,
+        g: Tensor,
         dtypes: Any,
         size: int,
         bias: Any,
-        g: Tensor,
     ) -> Gradients:
-        ctx = _context(saved, (False, False, *needed), transforms)
+        ctx = context(saved, (False, False, *needed), transforms)
         ctx.dtypes, ctx.shape = dtypes[:2], shape
         ctx.bias = None if bias is None else (bias, dtypes[2])
         return Convolution.backward(ctx, g)[2:]
 
     return gradients
-
-
-def _context(saved: Any, needed: tuple[bool, ...], transforms: Transforms) -> SimpleNamespace:
-    """What the backward of a Function asks of its ctx."""
-    return SimpleNamespace(
-        saved_tensors=saved,
-        needs_input_grad=needed,
-        next_functions=torch._C._current_autograd_node().next_functions,
-        transforms=transforms,
-    )

@@ -15,9 +15,10 @@ from torch import Tensor
 from virtualgrad.operators import kernels
 from virtualgrad.operators.channels import Channels, Incoming
 from virtualgrad.operators.kernels_of_norms import Norm, NormGradients
-from virtualgrad.virtual.asked import is_wanted
+from virtualgrad.virtual.asked import Asked, is_wanted
 from virtualgrad.virtual.ops import (
     LAYER,
+    Transform,
     Transforms,
     as_dtype,
     asked_of,
@@ -64,7 +65,7 @@ class BatchNorm(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         """Run the batch norm."""
-        ctx.operands = operands_of(x, weight, bias)
+        ctx.operands = operands_of(weight, bias)
         sigma, mean, deviation, reserve, kernel = torch._batch_norm_impl_index(
             x,
             weight,
@@ -112,12 +113,12 @@ class BatchNorm(torch.autograd.Function):
         return None, *pulled_back(ctx, g, CHANNELS, backward), None, None, None, None, None
 
 
-def operands_of(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[str, ...]:
-    """The names of those that a norm has of an input, a weight and a bias."""
+def operands_of(weight: Tensor | None, bias: Tensor | None) -> tuple[str, ...]:
+    """The names of what a norm has: an input, and of a weight and a bias those that are given."""
     if weight is not None and bias is not None:
         return LAYER
-    given = zip(LAYER, (x, weight, bias), strict=True)
-    return tuple(name for name, tensor in given if tensor is not None)
+    given = zip(LAYER[1:], (weight, bias), strict=True)
+    return LAYER[0], *(name for name, tensor in given if tensor is not None)
 
 
 def pulled_back(
@@ -183,8 +184,18 @@ def _by_kernels(ctx: Any, g: Tensor, norm: Norm) -> NormGradients | None:
     if not (is_wanted(ctx, 1, edges) and is_wanted(ctx, 2, edges)):
         return None
     asked = asked_of(ctx, transform, [1, 2], edges)
+    return gradients_by_kernels(transform, g, norm, ctx.needs_input_grad[1], asked)
+
+
+def gradients_by_kernels(
+    transform: Transform, g: Tensor, norm: Norm, needs_input: bool, asked: Asked | None = None
+) -> NormGradients | None:
+    """All gradients of a norm whose weight and bias are wanted, and have one T.
+
+    None where there are no kernels for it; the input's where that is needed.
+    """
     laid_out, into = _laid_out_as(norm.x, g), None
-    if ctx.needs_input_grad[1]:  # it may overwrite a copy that nobody is to see
+    if needs_input:  # it may overwrite a copy that nobody is to see
         may_overwrite = laid_out is not g and asked is None and g.dtype == norm.x.dtype
         into = laid_out if may_overwrite else torch.empty_like(laid_out, dtype=norm.x.dtype)
     made: NormGradients | None = transform.norm_gradients(laid_out, norm, into=into, asked=asked)
