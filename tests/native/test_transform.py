@@ -42,6 +42,23 @@ MODELS: dict[str, tuple[Build, tuple[int, ...]]] = {
         lambda: on_images(nn.Conv2d(16, 16, 3, padding=1, bias=False)),
         (16, 16, 16, 16),
     ),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)),
+        (8, 6),
+    ),
+    "batch norm, images": (
+        lambda: on_images(nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16)),
+        (8, 8, 10, 10),
+    ),
+    "batch norm, first": (lambda: on_images(nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)), (8, 8, 6, 6)),
+    "layer norm": (
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 3)),
+        (4, 5, 6),
+    ),
+    "layer norm, two axes": (
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm((5, 6))),
+        (4, 5, 6),
+    ),
     "conv2d, wide": (lambda: on_images(nn.Conv2d(8, 24, 3, stride=2)), (4, 8, 17, 17)),
 }
 READINGS: dict[str, Callable[[nn.Module], SVGD]] = {
