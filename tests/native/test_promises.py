@@ -30,11 +30,13 @@ FILES = (
     "promises/test_raw_parameters.py",
     "promises/test_retained_graphs.py",
     "promises/test_several_backward.py",
+    "promises/test_sync_batch_norm.py",
     "promises/test_zero_grad.py",
     "virtual/test_agreement.py",
     "virtual/test_attach.py",
     "virtual/test_closed_forms.py",
     "virtual/test_in_place_behind.py",
+    "virtual/test_layer_norms.py",
     "virtual/test_refused_graphs.py",
     "virtual/test_threads.py",
 )
