@@ -76,32 +76,29 @@ def for_layer(
 
 
 def for_norm(
-    transform: Any,
-    g: Tensor,
-    norm: Norm,
-    wanted: str | None,
-    by_kernels: Callable[[], Incoming | None],
-) -> Incoming | None:
-    """All gradients of a batch norm by kernels, and what they are is left at the site, too.
+    transform: Any, g: Tensor, norm: Norm, wanted: str | None, make: Callable[[], Incoming]
+) -> Incoming:
+    """What a batch norm is to pull back on a GPU, and how it was made is left at the site, too.
 
     Args:
         transform: of the site.
         g: dJ/dsigma.
         norm: the batch norm.
         wanted: which gradients are.
-        by_kernels: makes them; None where there are no kernels.
+        make: all of them by kernels, or, where there are none, what weight and bias pull back.
     """
     kind = (g.shape, g.stride(), g.dtype, norm.x.stride(), norm.x.dtype, wanted)
     running = _to_be_left(transform, kind)
     if running is None:
-        return by_kernels()
+        return make()
     with recorded() as steps:
-        made = by_kernels()
+        made = make()
+    others = [] if made.weight is None else list(norm)
     launches = [step for step in steps if isinstance(step, Launched)]
     given = {id(tensor) for launched in launches for tensor in launched.tensors}
     # Of what was copied first (a g that lies otherwise than x, a weight with gaps) no more is left.
-    if made is not None and all(id(tensor) in given for tensor in (g, *norm)):
-        left = Left(g, list(norm), made, steps, (True, wanted))
+    if not others or all(id(tensor) in given for tensor in (g, *others)):
+        left = Left(g, others, made, steps, (True, wanted))
         running.plain = _plain_t(transform.operator, running, left)
     return made
 

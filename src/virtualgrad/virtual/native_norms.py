@@ -50,19 +50,17 @@ def _of_batch_norm(
 
     Those of weight and bias stand in ``weight`` and ``total`` then, and the input's in ``g``.
     """
-    if for_kernels and kernels.may_launch(g.device):
-        norm = Norm(*for_kernels)
+    if not for_kernels or not kernels.may_launch(g.device):
+        return for_layer(transform, g, CHANNELS, wanted)
+    norm = Norm(*for_kernels)
 
-        def by_kernels() -> Incoming | None:
-            made = gradients_by_kernels(transform, g, norm, wanted == "all")
-            if made is None:
-                return None
-            return Incoming(g if made.input is None else made.input, None, made.bias, made.weight)
+    def make() -> Incoming:
+        made = gradients_by_kernels(transform, g, norm, wanted == "all")
+        if made is None:
+            return transform.for_layer(g, CHANNELS)
+        return Incoming(g if made.input is None else made.input, None, made.bias, made.weight)
 
-        incoming = for_norm(transform, g, norm, wanted, by_kernels)
-        if incoming is not None:
-            return incoming
-    return for_layer(transform, g, CHANNELS, wanted)
+    return for_norm(transform, g, norm, wanted, make)
 
 
 def native_layer_norm(library: ModuleType, others: tuple[Any, ...], python: Run) -> Run | None:
