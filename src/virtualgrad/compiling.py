@@ -52,5 +52,8 @@ def all_fixed(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_capturing() -> bool:
-    """Whether what is launched now goes into a CUDA graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    """Whether what is launched now goes into a CUDA graph.
+
+    Before anything was done on a GPU it does not; to ask whether there is one takes far longer.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -291,6 +291,67 @@ def test_a_look_at_tensors_of_all_kinds_changes_no_bit() -> None:
         assert torch.equal(old.contiguous().view(torch.uint8), new.contiguous().view(torch.uint8))
 
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_number_that_is_not_finite_is_found(dtype: torch.dtype, default: torch.dtype) -> None:
+    torch.set_default_dtype(default)
+    most = torch.finfo(dtype).max
+    finite = torch.full((4, 3), most, dtype=dtype)  # a sum of them is infinite
+    empty = torch.empty(0, dtype=dtype)
+    for number in (torch.nan, torch.inf, -torch.inf):
+        found = finite.clone()
+        found[2, 1] = number
+        opposite = found.clone()
+        opposite[0, 0] = -number
+        tensors = [finite, empty, found, found.t(), found[:, 1], found[:, 0], opposite]
+        assert nonfinite_indices(tensors) == [2, 3, 4, 6]
+        assert nonfinite_indices([finite, -finite, empty, finite[:1].expand(4, 3)]) == []
+        assert nonfinite_indices([finite, found[2:3].expand(4, 3)]) == [1]
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_sparse_gradient_is_looked_at_by_its_values(number: float) -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    optimizer = VirtualGradientDescent(model, 0.1)
+    before = model.weight.detach().clone()
+    (model(torch.tensor([1, 3])) * torch.tensor([[1.0], [number]])).sum().backward()
+    with pytest.raises(errors.NonFiniteError, match="weight"):
+        optimizer.step()
+    assert torch.equal(model.weight, before)
+
+
+def test_a_look_at_float32_does_not_depend_on_the_default_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The default is float64 here, in which torch's look at all tensors together is refused."""
+    monkeypatch.setattr(torch, "_foreach_norm", lambda *_, **__: 1 / 0)
+    assert nonfinite_indices([torch.ones(2), torch.tensor([torch.nan])]) == [1]
+
+
+# ---------------------------------------------------------------- factors of a commit
+
+
+def test_a_commit_renews_the_factors_of_the_sites_that_were_reached() -> None:
+    """Each by its own numbers; what was not reached has the r, and so the factor, of before."""
+    model = nn.ModuleList(nn.Linear(3, 4, bias=False) for _ in range(3))
+    groups = [{"params": [layer.weight], "scale": 1.0 + i} for i, layer in enumerate(model)]
+    optimizer = SVGD.released(model, 0.1, params=groups)
+    x = torch.randn(BATCH, 3)
+    for step in range(4):
+        optimizer.zero_grad()
+        for layer in model if step % 2 else model[:2]:
+            layer(x).square().mean().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["eps"] *= 2  # seen by the next pass
+        for kept in optimizer.operator.sites.kept.values():  # type: ignore[attr-defined]
+            scale, eps = kept.factor_of
+            assert torch.equal(kept.factor, (kept.r + eps).rsqrt() * scale)
+    assert len(optimizer.operator.state) == 3  # type: ignore[attr-defined]
+
+
 # ---------------------------------------------------------------- a constructor that fails
 
 

@@ -124,7 +124,9 @@ def _look(tensors: list[Tensor]) -> Tensor | None:
     some = tensors[0]
     if type(some) not in PLAIN or not some.is_floating_point():
         return None
-    found, one = torch.zeros(1, device=some.device), torch.ones(1, device=some.device)
+    # In float32, whatever the default is: it takes no other.
+    found = torch.zeros(1, dtype=torch.float32, device=some.device)
+    one = torch.ones(1, dtype=torch.float32, device=some.device)
     try:
         torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
     except RuntimeError:  # a dtype or a device that it does not know, an expanded gradient

@@ -186,18 +186,25 @@ class Running:
 
 
 def commit_all(sites: Sequence[Running]) -> None:
-    """Make the new running means of all sites that were reached, and forget what made them."""
+    """Make the new running means of all sites that were reached, and forget what made them.
+
+    With the factors for the next backward pass: that of a site that was not reached stays.
+    """
     compiled = [site.compiled for site in sites if site.compiled is not None]
     _copy_and_count_anew(compiled, [(kept.r, kept.candidate) for kept in compiled])
-    groups: dict[tuple[float, torch.dtype | None], list[Running]] = {}
+    groups: dict[tuple[Any, ...], list[Running]] = {}
     for site in sites:
         if site.elements:
-            groups.setdefault((site.rho, site.on_cpu), []).append(site)
-    for (rho, on_cpu), group in groups.items():
-        multiply_all([site.r for site in group], rho, on_cpu)
+            groups.setdefault((site.rho, site.factor_of, site.on_cpu), []).append(site)
+    for (rho, factor_of, on_cpu), group in groups.items():
+        means = [site.r for site in group]
+        multiply_all(means, rho, on_cpu)
         _add_statistics(group, rho)
+        if factor_of is not None:
+            _renew_factors(group, means, factor_of, on_cpu)
     for site in sites:
-        site.committed = site.committed or site.reached
+        if site.elements or site.compiled is not None:
+            site.committed = True
         site.begin_anew()
 
 
@@ -259,10 +266,21 @@ def renew_factors(sites: Sequence[Running]) -> None:
     for site in sites:
         if site.factor_of is not None:
             groups.setdefault((site.factor_of, site.on_cpu), []).append(site)
-    for ((scale, eps), on_cpu), group in groups.items():
-        factors: list[Any] = [site.factor for site in group]
-        torch._foreach_copy_(factors, [site.r for site in group])
-        add_to_all(factors, eps, on_cpu)
-        torch._foreach_rsqrt_(factors)
-        if scale != 1:
-            multiply_all(factors, scale, on_cpu)
+    for (factor_of, on_cpu), group in groups.items():
+        _renew_factors(group, [site.r for site in group], factor_of, on_cpu)
+
+
+def _renew_factors(
+    group: Sequence[Running],
+    means: list[Tensor],
+    factor_of: tuple[float, float],
+    on_cpu: torch.dtype | None,
+) -> None:
+    """Write the factors of sites that agree in s and eps; in place, for captured steps."""
+    scale, eps = factor_of
+    factors: list[Any] = [site.factor for site in group]
+    torch._foreach_copy_(factors, means)
+    add_to_all(factors, eps, on_cpu)
+    torch._foreach_rsqrt_(factors)
+    if scale != 1:
+        multiply_all(factors, scale, on_cpu)

@@ -118,9 +118,7 @@ class RunningMeans(StatefulOperator):
     def commit(self) -> None:
         """Update r at every site that a backward pass has reached."""
         self.epoch += 1
-        sites = list(self.sites.kept.values())
-        commit_all(sites)
-        renew_factors(sites)
+        commit_all(list(self.sites.kept.values()))
 
     def rollback(self) -> None:
         """Forget what the backward calls since the last commit have brought."""
