@@ -8,6 +8,7 @@ in C++ where they are built. SGD and readings of SVGD in turns, five steps each,
 medians in milliseconds, and the ratio of whole steps. Last, how often T was asked in Python.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -59,7 +60,7 @@ def prepared(network: type[nn.Module], shape: tuple[int, ...], optimizer: str) -
         times.append(time.perf_counter())
         chosen.step()
         times.append(time.perf_counter())
-        return [1e3 * (end - begin) for begin, end in zip(times, times[1:], strict=False)]
+        return [1e3 * (end - begin) for begin, end in itertools.pairwise(times)]
 
     for _ in range(WARM_UP):
         step()
