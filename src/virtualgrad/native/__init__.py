@@ -4,9 +4,10 @@ model -> sites -> T -> **virtual gradient** -> update
 
 In an eager pass each layer with a T is a node of Python (``torch.autograd.Function``), and where a
 step is short, on a small network or a fast GPU, the host spends more time in them than torch's own
-nodes take. Those of ``layers.h`` and ``norms.h`` do the same, op by op, and to the same bits; and
-``launches.h`` launches kernels that Triton has compiled, without Triton's Python. They are built
-once for each torch, by a C++ compiler, and used from then on:
+nodes take. Those of ``layers.h`` and ``norms.h`` do the same, op by op, and to the same bits;
+``transform.h`` makes T as Python has made it before, and ``launches.h`` launches kernels that
+Triton has compiled, without Triton's Python. They are built once for each torch, by a C++ compiler,
+and used from then on:
 
     python -m virtualgrad.native
 
