@@ -328,3 +328,39 @@ def test_copies_begin_anew(copied: Callable[[Any], Any]) -> None:
     model = network()
     site = learned(model, SVGD.released(model, LR))[0]
     assert copied(site.plain) is None
+
+
+def test_a_pass_that_fails_is_over() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = SVGD.released(model, LR)
+    learned(model, optimizer)
+    settings = optimizer.operator.settings
+
+    def failing(site: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    optimizer.operator.settings = failing
+    loss = model(torch.randn(4, 6)).square().mean()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        loss.backward()
+    optimizer.operator.settings = settings
+    optimizer.zero_grad()
+    model(torch.randn(4, 6)).square().mean().backward()  # loss is alive still
+    optimizer.step()
+    assert len(optimizer.operator.sites.kept) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_window_that_changes_is_seen(device: str) -> None:
+    def wider(optimizer: SVGD, step: int) -> None:
+        convolution: Any = optimizer.model[0]  # type: ignore[index]
+        convolution.padding = convolution.dilation = (2, 2) if step in (5, 6, 11) else (1, 1)
+
+    assert_as_in_python("conv2d, no bias", device=device, change=wider, steps=13)
+
+
+def test_a_switch_that_is_changed_is_seen() -> None:
+    def fresh(optimizer: SVGD, step: int) -> None:
+        optimizer.operator.stale = step < 5
+
+    assert_as_in_python("linear", change=fresh, steps=9)

@@ -91,9 +91,16 @@ struct PassageOfProduct : Passage<KeptOfProduct> {
     if (!by) return std::nullopt;
     std::optional<std::string> total;
     if (kept.needed[2]) total = by->serves_bias ? "T(g)" : "g";
-    if (auto made = plain(*by, {x}, in_rows, total)) return made;
     const auto sizes = weight.defined() ? weight.sizes().vec() : Sizes();
     const Sizes kernel(sizes.begin() + std::min<size_t>(2, sizes.size()), sizes.end());
+    auto window = kernel;
+    if (kept.geometry) {
+      const auto& shape = *kept.geometry;
+      for (const auto* part : {&shape.stride, &shape.padding, &shape.dilation}) {
+        window.insert(window.end(), part->begin(), part->end());
+      }
+    }
+    if (auto made = plain(*by, {x}, in_rows, total, window)) return made;
     const py::tuple made =
         kept.incoming(by->transform, g, x, py::tuple(py::cast(kernel)), in_rows, total);
     return OfLayer{Incoming::of_python(made), by->serves_bias};

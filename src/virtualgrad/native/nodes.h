@@ -162,8 +162,9 @@ struct Passage {
 
   // T(g) by C++, if that has one for what the layer can use (transform.h). (The GIL is held.)
   std::optional<OfLayer> plain(const Asked& by, const std::vector<Tensor>& others, bool in_rows,
-                               const std::optional<std::string>& wanted) const {
-    auto made = plain_incoming(by.transform, g, others, in_rows, wanted);
+                               const std::optional<std::string>& wanted,
+                               const Sizes& window = {}) const {
+    auto made = plain_incoming(by.transform, g, others, window, in_rows, wanted);
     if (!made) return std::nullopt;
     return OfLayer{*std::move(made), by.serves_bias};
   }

@@ -71,7 +71,7 @@ struct Names {
   Name sites{"sites"}, kept{"kept"}, key{"key"}, settings{"settings"}, ranks{"ranks"};
   Name plain{"plain"}, norm{"norm"}, compiled{"compiled"}, factor{"factor"};
   Name factor_of{"factor_of"}, rho{"rho"}, loss_scale{"loss_scale"};
-  Name elements{"elements"}, samples{"samples"};
+  Name elements{"elements"}, samples{"samples"}, stale{"stale"};
 
   static const Names& get() {
     static const Names names;
@@ -126,6 +126,8 @@ class PlainT {
   //   g: as it was.
   //   r: of the site.
   //   others: tensors that kernels were given beside them, as they were.
+  //   window: of a convolution, where kernels were chosen by it: sizes of W, stride, padding and
+  //     dilation.
   //   in_rows, wanted: what the layer could use: T as a factor for rows, and a total for its bias,
   //     or all its gradients.
   //   averaged: the axes over which g^2 is averaged.
@@ -136,12 +138,13 @@ class PlainT {
   //   recipe: what was launched, if anything; its views are (T(g), N, total, weight, padded).
   //   uses_tf32: whether convolutions may use TF32, as a kernel was chosen by; none: it was not.
   PlainT(py::type of_class, const Tensor& g, Tensor r, const std::vector<Tensor>& others,
-         bool in_rows, std::optional<std::string> wanted, Sizes averaged, std::pair<int64_t, int64_t> counts,
+         Sizes window, bool in_rows, std::optional<std::string> wanted, Sizes averaged, std::pair<int64_t, int64_t> counts,
          bool unit_is_sample, bool stale, const std::optional<std::string>& f_for,
          std::optional<Sizes> beside, std::shared_ptr<Recipe> recipe,
          std::optional<std::pair<py::object, bool>> uses_tf32)
       : g_(g),
         r_(std::move(r)),
+        window_(std::move(window)),
         in_rows_(in_rows),
         wanted_(std::move(wanted)),
         averaged_(std::move(averaged)),
@@ -166,12 +169,15 @@ class PlainT {
   // T(g), taken in; none where Python is to make it. (The GIL is held.)
   std::optional<Incoming> operator()(const py::object& op, const py::object& site,
                                      const py::object& running, const Tensor& g,
-                                     const std::vector<Tensor>& others, bool in_rows,
+                                     const std::vector<Tensor>& others, const Sizes& window,
+                                     bool in_rows,
                                      const std::optional<std::string>& wanted) const {
     const auto& names = Names::get();
     if (in_rows != in_rows_ || wanted != wanted_ || !g_.is_of(g)) return std::nullopt;
     std::vector<Tensor> tensors{g, r_};
     if (others.size() < others_.size()) return std::nullopt;
+    if (!others_.empty() && window != window_) return std::nullopt;
+    if (names.stale.of(op).cast<bool>() != stale_) return std::nullopt;
     for (size_t other = 0; other < others_.size(); ++other) {
       if (!others_[other].is_of(others[other])) return std::nullopt;
       tensors.push_back(others[other]);
@@ -184,6 +190,7 @@ class PlainT {
     const auto loss_scale = names.loss_scale.of(op);
     const auto scaled_by = number(loss_scale.ptr());
     if (!s || !rho || !eps || !scaled_by) return std::nullopt;
+    if (recipe_ && !stale_ && *rho == 1) return std::nullopt;  // a kernel of its own
     const auto [elements, samples] = counts_;
     const double unit = (unit_is_sample_ ? static_cast<double>(samples) : 1.0) / *scaled_by;
     const double weight = (1 - *rho) * unit * unit / static_cast<double>(elements);
@@ -242,6 +249,7 @@ class PlainT {
   Kind g_;
   Tensor r_;
   std::vector<Kind> others_;
+  Sizes window_;
   bool in_rows_;
   std::optional<std::string> wanted_;
   Sizes averaged_;
@@ -255,7 +263,8 @@ class PlainT {
 // What a layer is to pull back for g, if there is a T for it here; others: what kernels may want
 // beside g. (The GIL is held.)
 inline std::optional<Incoming> plain_incoming(const py::object& transform, const Tensor& g,
-                                              const std::vector<Tensor>& others, bool in_rows,
+                                              const std::vector<Tensor>& others,
+                                              const Sizes& window, bool in_rows,
                                               const std::optional<std::string>& wanted) {
   const auto& names = Names::get();
   const auto op = names.operator_.of(transform);
@@ -271,19 +280,20 @@ inline std::optional<Incoming> plain_incoming(const py::object& transform, const
   if (plain.is_none() || !names.norm.of(running).is_none()) return std::nullopt;
   if (!names.compiled.of(running).is_none()) return std::nullopt;
   if (names.elements.of(running).cast<int64_t>() != 0) return std::nullopt;
+  names.consumed.set(names.current.of(transform), py::bool_(true));  // also if this fails
   at::AutoDispatchBelowADInplaceOrView unrecorded;
-  const auto made = plain.cast<const PlainT&>()(op, site, running, g, others, in_rows, wanted);
-  if (made) names.consumed.set(names.current.of(transform), py::bool_(true));
+  auto made = plain.cast<const PlainT&>()(op, site, running, g, others, window, in_rows, wanted);
   return made;
 }
 
 inline void show_transform(py::module_& module) {
   py::class_<PlainT>(module, "PlainT")
-      .def(py::init<py::type, const Tensor&, Tensor, const std::vector<Tensor>&, bool,
+      .def(py::init<py::type, const Tensor&, Tensor, const std::vector<Tensor>&, Sizes, bool,
                     std::optional<std::string>, Sizes, std::pair<int64_t, int64_t>, bool, bool,
                     const std::optional<std::string>&, std::optional<Sizes>,
                     std::shared_ptr<Recipe>, std::optional<std::pair<py::object, bool>>>(),
            py::kw_only(), py::arg("of_class"), py::arg("g"), py::arg("r"), py::arg("others"),
+           py::arg("window"),
            py::arg("in_rows"), py::arg("wanted"), py::arg("averaged"), py::arg("counts"),
            py::arg("unit_is_sample"), py::arg("stale"), py::arg("f_for"), py::arg("beside"),
            py::arg("recipe"), py::arg("uses_tf32"))

@@ -34,6 +34,7 @@ class Left(NamedTuple):
         steps: launches, and sums behind them.
         could_use: of the layer: whether T as a factor for rows, and what else.
         by_tf32: whether convolutions may use TF32, where kernels were chosen by that.
+        window: of a convolution: sizes of the weight, stride, padding and dilation.
     """
 
     g: Tensor
@@ -42,6 +43,7 @@ class Left(NamedTuple):
     steps: Sequence[Step]
     could_use: tuple[bool, str | None]
     by_tf32: bool | None = None
+    window: tuple[int, ...] = ()
 
 
 def for_layer(
@@ -60,17 +62,21 @@ def for_layer(
     if wanted is None and channels is not None:
         wanted = channels.total
     options = None if channels is None else channels[:4]
-    running = _to_be_left(transform, (g.shape, g.stride(), g.dtype, options, wanted))
+    convolved = None if channels is None else channels.convolved
+    window = () if convolved is None else (convolved.kernel, *convolved.window)
+    kind = (g.shape, g.stride(), g.dtype, options, wanted, window)
+    running = _to_be_left(transform, kind)
     if running is None:
         made = transform.for_layer(g, channels)
         return made
     with recorded() as steps:
         made = transform.for_layer(g, channels)
     others = []
-    if transform.operator.stale and channels is not None and channels.convolved is not None:
-        others.append(channels.convolved.x)  # by which kernels are chosen
+    if transform.operator.stale and convolved is not None:
+        others.append(convolved.x)  # by which kernels are chosen
     by_tf32 = may_use_tf32() if others and g.dtype == torch.float32 else None
-    left = Left(g, others, made, steps, (is_for_rows, wanted), by_tf32)
+    flat = tuple(size for part in window for size in part)
+    left = Left(g, others, made, steps, (is_for_rows, wanted), by_tf32, flat)
     running.plain = _plain_t(transform.operator, running, left)
     return made
 
@@ -122,8 +128,10 @@ def _to_be_left(transform: Any, kind: tuple[Any, ...]) -> Running | None:
 
 def _plain_t(operator: RMS, running: Running, left: Left) -> Any:
     """What C++ is to do when such a g comes again; None where that is left to Python."""
-    library, (g, others, made, steps, could_use, by_tf32) = built(), left
+    library, (g, others, made, steps, could_use, by_tf32, window) = built(), left
     if library is None or running.view is not None or not running.sampled:
+        return None
+    if running.norm is None or (not operator.stale and running.rho == 1):
         return None
     f_for, recipe = _f_for(left), None
     if f_for is not None and not _is_summed_in_cpp(g, running.r):
@@ -139,6 +147,7 @@ def _plain_t(operator: RMS, running: Running, left: Left) -> Any:
         g=g,
         r=running.r,
         others=others,
+        window=window,
         in_rows=could_use[0],
         wanted=could_use[1],
         averaged=running.averaged,
