@@ -41,6 +41,12 @@ struct Geometry {
   }
 };
 
+struct LinearLayer : Layer {
+  using Layer::Layer;
+  Tensor with_t(const Transforms& transforms, const Tensor& x) const override;
+  Tensor without_t(const Tensor& x) const override { return at::linear(x, *weight, bias); }
+};
+
 struct ConvolutionLayer : Layer {
   std::shared_ptr<const Geometry> geometry;
 
@@ -53,6 +59,9 @@ struct ConvolutionLayer : Layer {
     geometry = std::make_shared<const Geometry>(
         Geometry{stride, padding, dilation, output_padding, transposed, groups});
   }
+
+  Tensor with_t(const Transforms& transforms, const Tensor& x) const override;
+  Tensor without_t(const Tensor& x) const override { return geometry->forward(x, *weight, bias); }
 };
 
 struct KeptOfProduct : Kept {
@@ -60,7 +69,7 @@ struct KeptOfProduct : Kept {
   std::optional<Sizes> bias_sizes;
   std::shared_ptr<const Geometry> geometry;  // of a convolution
 
-  KeptOfProduct(const py::object& transforms, const Layer& layer, const Tensor& x,
+  KeptOfProduct(const Transforms& transforms, const Layer& layer, const Tensor& x,
                 std::shared_ptr<const Geometry> geometry = nullptr)
       : Kept(transforms, layer, x),
         weight_numel(layer.weight->numel()),
@@ -102,7 +111,7 @@ struct PassageOfProduct : Passage<KeptOfProduct> {
     }
     if (auto made = plain(*by, {x}, in_rows, total, window)) return made;
     const py::tuple made =
-        kept.incoming(by->transform, g, x, py::tuple(py::cast(kernel)), in_rows, total);
+        kept.incoming(transform(), g, x, py::tuple(py::cast(kernel)), in_rows, total);
     return OfLayer{Incoming::of_python(made), by->serves_bias};
   }
 
@@ -120,8 +129,8 @@ inline Tensor rows_of(const Tensor& tensor) {
 }
 
 struct Linear : Function<Linear> {
-  static Tensor forward(AutogradContext* ctx, const py::object& transforms,
-                        const c10::intrusive_ptr<Layer>& layer, const Tensor& x,
+  static Tensor forward(AutogradContext* ctx, const Transforms& transforms,
+                        const LinearLayer* layer, const Tensor& x,
                         const MaybeTensor& weight, const MaybeTensor& bias) {
     const auto factor = in_autocast(x), other = in_autocast(*weight);
     keep(ctx, c10::make_intrusive<KeptOfProduct>(transforms, *layer, x),
@@ -166,8 +175,8 @@ struct Linear : Function<Linear> {
 };
 
 struct Convolution : Function<Convolution> {
-  static Tensor forward(AutogradContext* ctx, const py::object& transforms,
-                        const c10::intrusive_ptr<ConvolutionLayer>& layer, const Tensor& x,
+  static Tensor forward(AutogradContext* ctx, const Transforms& transforms,
+                        const ConvolutionLayer* layer, const Tensor& x,
                         const MaybeTensor& weight, const MaybeTensor& bias) {
     const auto factor = in_autocast(x), other = in_autocast(*weight);
     keep(ctx, c10::make_intrusive<KeptOfProduct>(transforms, *layer, x, layer->geometry),
@@ -230,9 +239,17 @@ struct Convolution : Function<Convolution> {
   }
 };
 
+inline Tensor LinearLayer::with_t(const Transforms& transforms, const Tensor& x) const {
+  return Linear::apply(transforms, this, x, weight, bias);
+}
+
+inline Tensor ConvolutionLayer::with_t(const Transforms& transforms, const Tensor& x) const {
+  return Convolution::apply(transforms, this, x, weight, bias);
+}
+
 inline void show_layers(py::module_& module) {
-  show_layer<Linear, Layer>(module, "Linear");
-  show_layer<Convolution, ConvolutionLayer, std::tuple<Sizes, Sizes, Sizes, bool, Sizes, int64_t>>(
+  show_layer<LinearLayer>(module, "Linear");
+  show_layer<ConvolutionLayer, std::tuple<Sizes, Sizes, Sizes, bool, Sizes, int64_t>>(
       module, "Convolution");
 }
 

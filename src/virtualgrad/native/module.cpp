@@ -1,5 +1,6 @@
 // The library that python -m virtualgrad.native builds.
 
+#include "forward.h"
 #include "launches.h"
 #include "layers.h"
 #include "norms.h"
@@ -8,9 +9,11 @@
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Nodes of autograd's graph, T, and launches of kernels in C++ (virtualgrad.native).";
+  virtualgrad::show_nodes(module);
   virtualgrad::show_layers(module);
   virtualgrad::show_norms(module);
   virtualgrad::show_launches(module);
   virtualgrad::show_recipes(module);
   virtualgrad::show_transform(module);
+  virtualgrad::show_forward(module);
 }

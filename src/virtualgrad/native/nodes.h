@@ -18,6 +18,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -30,6 +31,58 @@ namespace virtualgrad {  // by which virtual_grad knows the nodes of an attached
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
+
+// ------------------------------------------------------------------------------- its T in a pass
+
+// Which T acts on which arguments of a layer, in all passes of a kind.
+struct Parts {
+  py::object make;      // pass -> (argument -> Transform)
+  py::object op, site;  // of the one T that serves the weight, or both of weight and bias; or None
+  bool serves_bias;
+};
+
+// The same in one pass. Python's Transforms are made when somebody asks for them.
+class Transforms {
+ public:
+  explicit Transforms(py::object made) : made_(std::move(made)) {}
+  Transforms(std::shared_ptr<const Parts> parts, py::object current)
+      : parts_(std::move(parts)), current_(std::move(current)) {}
+
+  // Argument -> Transform.
+  py::dict get() const { return made_ ? made_ : parts_->make(current_); }
+
+  // The one T, if there is just one, and it serves the weight and no input.
+  std::optional<Asked> only_one() const {
+    if (parts_) {
+      if (parts_->op.is_none()) return std::nullopt;
+      return Asked{parts_->op, parts_->site, current_, parts_->serves_bias};
+    }
+    const py::dict made = made_;
+    if (!made.contains("weight") || made.contains("input")) return std::nullopt;
+    const py::object transform = made["weight"];
+    const bool serves_bias = made.contains("bias");
+    if (serves_bias && !transform.is(made["bias"])) return std::nullopt;
+    const auto& names = Names::get();
+    return Asked{names.operator_.of(transform), names.site.of(transform),
+                 names.current.of(transform), serves_bias};
+  }
+
+  // Let go of Python's objects; if it is gone, they are gone with it.
+  void forget(bool is_python_there) {
+    if (is_python_there) {
+      made_ = current_ = py::object();
+      parts_.reset();
+    } else {
+      made_.release();
+      current_.release();
+      new std::shared_ptr(std::move(parts_));  // never to be freed, as they are Python's
+    }
+  }
+
+ private:
+  py::object made_, current_;
+  std::shared_ptr<const Parts> parts_;
+};
 
 // ------------------------------------------------------------------------------------ a layer
 
@@ -48,6 +101,9 @@ struct Layer : torch::CustomClassHolder {
         python(std::move(python)),
         incoming(std::move(incoming)),
         by_python(std::move(by_python)) {}
+
+  virtual Tensor with_t(const Transforms& transforms, const Tensor& x) const = 0;
+  virtual Tensor without_t(const Tensor& x) const = 0;  // torch's own op
 };
 
 // ---------------------------------------------------------------------------- what a node keeps
@@ -61,12 +117,13 @@ inline std::optional<at::ScalarType> dtype_of(const MaybeTensor& tensor) {
 // What one pass knows beside its saved tensors: it holds none itself, so that they go when autograd
 // lets them go. Python's objects are let go with the GIL held, wherever the graph ends.
 struct Kept : torch::CustomClassHolder {
-  py::object transforms, incoming, by_python;
+  Transforms transforms;
+  py::object incoming, by_python;
   at::ScalarType x_dtype;
   std::optional<at::ScalarType> weight_dtype, bias_dtype;
   std::array<bool, 3> needed;  // x, W and b
 
-  Kept(py::object transforms, const Layer& layer, const Tensor& x)
+  Kept(Transforms transforms, const Layer& layer, const Tensor& x)
       : transforms(std::move(transforms)),
         incoming(layer.incoming),
         by_python(layer.by_python),
@@ -78,9 +135,10 @@ struct Kept : torch::CustomClassHolder {
   ~Kept() override {
     if (Py_IsInitialized()) {
       py::gil_scoped_acquire gil;
-      transforms = incoming = by_python = py::object();
+      transforms.forget(true);
+      incoming = by_python = py::object();
     } else {  // the interpreter is gone, and its objects with it
-      transforms.release();
+      transforms.forget(false);
       incoming.release();
       by_python.release();
     }
@@ -116,12 +174,6 @@ struct OfLayer : Incoming {
   bool serves_bias;
 };
 
-// The T of a pass, and whether it serves the bias, too.
-struct Asked {
-  py::object transform;
-  bool serves_bias;
-};
-
 // One backward pass through a node: g, and what was saved.
 template <typename Kind>
 struct Passage {
@@ -148,23 +200,21 @@ struct Passage {
     if (at::GradMode::is_enabled() || torch::autograd::get_current_graph_task_keep_graph()) {
       return std::nullopt;
     }
-    const auto transforms = py::cast<py::dict>(kept.transforms);
-    if (!wants(1) || !transforms.contains("weight") || transforms.contains("input")) {
-      return std::nullopt;
-    }
-    const py::object transform = transforms["weight"];
-    const bool serves_bias = transforms.contains("bias");
-    if (serves_bias && !transform.is(transforms["bias"])) return std::nullopt;
-    if (serves_bias && kept.needed[2] && !wants(2)) return std::nullopt;
-    if (py::len(transform.attr("current").attr("kept")) != 0) return std::nullopt;
-    return Asked{transform, serves_bias};
+    if (!wants(1)) return std::nullopt;
+    auto by = kept.transforms.only_one();
+    if (!by || (by->serves_bias && kept.needed[2] && !wants(2))) return std::nullopt;
+    if (py::len(Names::get().kept.of(by->current)) != 0) return std::nullopt;
+    return by;
   }
+
+  // Python's Transform of the weight. (The GIL is held.)
+  py::object transform() const { return kept.transforms.get()["weight"]; }
 
   // T(g) by C++, if that has one for what the layer can use (transform.h). (The GIL is held.)
   std::optional<OfLayer> plain(const Asked& by, const std::vector<Tensor>& others, bool in_rows,
                                const std::optional<std::string>& wanted,
                                const Sizes& window = {}) const {
-    auto made = plain_incoming(by.transform, g, others, window, in_rows, wanted);
+    auto made = plain_incoming(by, g, others, window, in_rows, wanted);
     if (!made) return std::nullopt;
     return OfLayer{*std::move(made), by.serves_bias};
   }
@@ -175,7 +225,7 @@ struct Passage {
   variable_list by_python(const Told&... told) const {
     py::tuple tensors(saved.size());
     for (size_t k = 0; k < saved.size(); ++k) tensors[k] = py::cast(saved[k]);
-    const py::tuple made = kept.by_python(tensors, kept.needed, kept.transforms, g, told...);
+    const py::tuple made = kept.by_python(tensors, kept.needed, kept.transforms.get(), g, told...);
     variable_list found(2);
     for (const auto& each : made) found.push_back(each.is_none() ? Tensor() : each.cast<Tensor>());
     return found;
@@ -191,21 +241,26 @@ inline variable_list in_places(Tensor x, Tensor weight, Tensor bias) {
 
 // Run a layer; by the Function of Python, whose op they see, where others watch torch's functions:
 // a mode, or an x that is no plain tensor.
-template <typename Node, typename Kind>
-Tensor run(const c10::intrusive_ptr<Kind>& layer, const py::object& transforms,
-           const py::object& x) {
+inline Tensor run(const Layer& layer, const py::object& transforms, const py::object& x) {
   if (at::impl::PythonTorchFunctionTLS::stack_len() > 0 || !THPVariable_CheckExact(x.ptr())) {
-    return layer->python(transforms, x).template cast<Tensor>();
+    return layer.python(transforms, x).cast<Tensor>();
   }
-  return Node::apply(transforms, layer, THPVariable_Unpack(x.ptr()), layer->weight, layer->bias);
+  return layer.with_t(Transforms(transforms), THPVariable_Unpack(x.ptr()));
+}
+
+inline void show_nodes(py::module_& module) {
+  py::class_<Parts, std::shared_ptr<Parts>>(module, "Parts")
+      .def(py::init([](py::object make, py::object op, py::object site, bool serves_bias) {
+        return std::make_shared<Parts>(Parts{make, op, site, serves_bias});
+      }));
+  py::class_<Layer, c10::intrusive_ptr<Layer>>(module, "Layer").def("__call__", &run);
 }
 
 // A class of Python for a kind of layer, made of what its constructor takes.
-template <typename Node, typename Kind, typename... Given>
+template <typename Kind, typename... Given>
 void show_layer(py::module_& module, const char* name) {
-  py::class_<Kind, c10::intrusive_ptr<Kind>>(module, name)
-      .def(py::init<MaybeTensor, MaybeTensor, py::object, py::object, py::object, Given...>())
-      .def("__call__", &run<Node, Kind>);
+  py::class_<Kind, Layer, c10::intrusive_ptr<Kind>>(module, name)
+      .def(py::init<MaybeTensor, MaybeTensor, py::object, py::object, py::object, Given...>());
 }
 
 }  // namespace virtualgrad

@@ -63,6 +63,12 @@ struct BatchNormLayer : Layer {
         training(training),
         momentum(momentum),
         eps(eps) {}
+
+  Tensor with_t(const Transforms& transforms, const Tensor& x) const override;
+  Tensor without_t(const Tensor& x) const override {
+    return at::batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps,
+                          at::globalContext().userEnabledCuDNN());
+  }
 };
 
 struct KeptOfBatchNorm : Kept {
@@ -70,14 +76,14 @@ struct KeptOfBatchNorm : Kept {
   bool training;
   double eps;
 
-  KeptOfBatchNorm(const py::object& transforms, const BatchNormLayer& layer, const Tensor& x,
+  KeptOfBatchNorm(const Transforms& transforms, const BatchNormLayer& layer, const Tensor& x,
                   int64_t kernel)
       : Kept(transforms, layer, x), kernel(kernel), training(layer.training), eps(layer.eps) {}
 };
 
 struct BatchNorm : Function<BatchNorm> {
-  static Tensor forward(AutogradContext* ctx, const py::object& transforms,
-                        const c10::intrusive_ptr<BatchNormLayer>& layer, const Tensor& x,
+  static Tensor forward(AutogradContext* ctx, const Transforms& transforms,
+                        const BatchNormLayer* layer, const Tensor& x,
                         const MaybeTensor& weight, const MaybeTensor& bias) {
     const auto [sigma, mean, deviation, reserve, kernel] = [&] {
       py::gil_scoped_release others_may_run;
@@ -107,7 +113,7 @@ struct BatchNorm : Function<BatchNorm> {
       if (!others.empty()) wanted = pass.wants(0) ? "all" : "all but x";
       incoming = pass.plain(*by, others, true, wanted);
       if (!incoming) {
-        const py::tuple made = kept.incoming(by->transform, pass.g, others, wanted);
+        const py::tuple made = kept.incoming(pass.transform(), pass.g, others, wanted);
         incoming = OfLayer{Incoming::of_python(made), by->serves_bias};
       }
     }
@@ -147,18 +153,23 @@ struct LayerNormLayer : Layer {
               std::move(by_python)),
         shape(std::move(shape)),
         eps(eps) {}
+
+  Tensor with_t(const Transforms& transforms, const Tensor& x) const override;
+  Tensor without_t(const Tensor& x) const override {
+    return at::layer_norm(x, shape, weight, bias, eps, at::globalContext().userEnabledCuDNN());
+  }
 };
 
 struct KeptOfLayerNorm : Kept {
   Sizes shape;
 
-  KeptOfLayerNorm(const py::object& transforms, const LayerNormLayer& layer, const Tensor& x)
+  KeptOfLayerNorm(const Transforms& transforms, const LayerNormLayer& layer, const Tensor& x)
       : Kept(transforms, layer, x), shape(layer.shape) {}
 };
 
 struct LayerNorm : Function<LayerNorm> {
-  static Tensor forward(AutogradContext* ctx, const py::object& transforms,
-                        const c10::intrusive_ptr<LayerNormLayer>& layer, const Tensor& x,
+  static Tensor forward(AutogradContext* ctx, const Transforms& transforms,
+                        const LayerNormLayer* layer, const Tensor& x,
                         const MaybeTensor& weight, const MaybeTensor& bias) {
     auto kept = c10::make_intrusive<KeptOfLayerNorm>(transforms, *layer, x);
     py::gil_scoped_release others_may_run;
@@ -189,7 +200,7 @@ struct LayerNorm : Function<LayerNorm> {
       }
       incoming = pass.plain(*by, {}, kept.shape.size() == 1, std::nullopt);
       if (!incoming) {
-        const py::tuple made = kept.incoming(by->transform, pass.g);
+        const py::tuple made = kept.incoming(pass.transform(), pass.g);
         incoming = OfLayer{Incoming::of_python(made), by->serves_bias};
       }
     }
@@ -216,10 +227,18 @@ struct LayerNorm : Function<LayerNorm> {
   }
 };
 
+inline Tensor BatchNormLayer::with_t(const Transforms& transforms, const Tensor& x) const {
+  return BatchNorm::apply(transforms, this, x, weight, bias);
+}
+
+inline Tensor LayerNormLayer::with_t(const Transforms& transforms, const Tensor& x) const {
+  return LayerNorm::apply(transforms, this, x, weight, bias);
+}
+
 inline void show_norms(py::module_& module) {
-  show_layer<BatchNorm, BatchNormLayer, MaybeTensor, MaybeTensor, bool, double, double>(
+  show_layer<BatchNormLayer, MaybeTensor, MaybeTensor, bool, double, double>(
       module, "BatchNorm");
-  show_layer<LayerNorm, LayerNormLayer, Sizes, double>(module, "LayerNorm");
+  show_layer<LayerNormLayer, Sizes, double>(module, "LayerNorm");
 }
 
 }  // namespace virtualgrad

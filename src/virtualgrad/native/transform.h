@@ -71,7 +71,7 @@ struct Names {
   Name sites{"sites"}, kept{"kept"}, key{"key"}, settings{"settings"}, ranks{"ranks"};
   Name plain{"plain"}, norm{"norm"}, compiled{"compiled"}, factor{"factor"};
   Name factor_of{"factor_of"}, rho{"rho"}, loss_scale{"loss_scale"};
-  Name elements{"elements"}, samples{"samples"}, stale{"stale"};
+  Name elements{"elements"}, samples{"samples"}, stale{"stale"}, uses{"uses"};
 
   static const Names& get() {
     static const Names names;
@@ -260,18 +260,23 @@ class PlainT {
   std::optional<std::pair<py::object, bool>> uses_tf32_;
 };
 
+// The T of a pass at a layer's weight, and whether it serves the bias, too.
+struct Asked {
+  py::object op, site, current;
+  bool serves_bias;
+};
+
 // What a layer is to pull back for g, if there is a T for it here; others: what kernels may want
 // beside g. (The GIL is held.)
-inline std::optional<Incoming> plain_incoming(const py::object& transform, const Tensor& g,
+inline std::optional<Incoming> plain_incoming(const Asked& by, const Tensor& g,
                                               const std::vector<Tensor>& others,
                                               const Sizes& window, bool in_rows,
                                               const std::optional<std::string>& wanted) {
   const auto& names = Names::get();
-  const auto op = names.operator_.of(transform);
+  const auto& [op, site, current, _] = by;
   if (reinterpret_cast<PyObject*>(Py_TYPE(op.ptr())) != PlainT::operators()) return std::nullopt;
   // Where others watch torch's ops, they see those of Python's T.
   if (c10::impl::TorchDispatchModeTLS::stack_len() > 0) return std::nullopt;
-  const auto site = names.site.of(transform);
   const auto kept = names.kept.of(names.sites.of(op));
   const auto running = py::reinterpret_borrow<py::object>(
       PyDict_GetItem(kept.ptr(), names.key.of(site).ptr()));
@@ -280,10 +285,9 @@ inline std::optional<Incoming> plain_incoming(const py::object& transform, const
   if (plain.is_none() || !names.norm.of(running).is_none()) return std::nullopt;
   if (!names.compiled.of(running).is_none()) return std::nullopt;
   if (names.elements.of(running).cast<int64_t>() != 0) return std::nullopt;
-  names.consumed.set(names.current.of(transform), py::bool_(true));  // also if this fails
+  names.consumed.set(current, py::bool_(true));  // also if this fails
   at::AutoDispatchBelowADInplaceOrView unrecorded;
-  auto made = plain.cast<const PlainT&>()(op, site, running, g, others, window, in_rows, wanted);
-  return made;
+  return plain.cast<const PlainT&>()(op, site, running, g, others, window, in_rows, wanted);
 }
 
 inline void show_transform(py::module_& module) {

@@ -108,19 +108,31 @@ class Attachment:
         intercept = self.intercept
         outer, intercept.path = intercept.path, path
         try:
-            if outer is not None:
-                return forward(module, *args, **kwargs)
-            intercept.begin(self._batch_size(module, args, kwargs), module.training)
-            try:
-                with intercept:
-                    return forward(module, *args, **kwargs)
-            except BaseException:
-                intercept.end_step(failed=True)  # an exception may keep the half-made graph alive
-                raise
-            finally:
-                intercept.leave()
+            if outer is None:
+                return self._run_pass(forward, module, args, kwargs)
+            if not torch.compiler.is_compiling():
+                intercept.look_again()
+            return forward(module, *args, **kwargs)
         finally:
             intercept.path = outer
+
+    def _run_pass(self, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a forward pass: that of the module with which it begins."""
+        intercept = self.intercept
+        intercept.begin(self._batch_size(module, args, kwargs), module.training)
+        try:
+            if torch.compiler.is_compiling() or is_recomputing() or not intercept.mark():
+                with intercept:
+                    return forward(module, *args, **kwargs)
+            try:
+                return forward(module, *args, **kwargs)
+            finally:
+                intercept.unmark()
+        except BaseException:
+            intercept.end_step(failed=True)  # an exception may keep the half-made graph alive
+            raise
+        finally:
+            intercept.leave()
 
     def _batch_size(self, module: nn.Module, args: Any, kwargs: Any) -> int | None:
         """The number of samples in the inputs of a pass, if there are any."""
@@ -142,6 +154,12 @@ class Attachment:
     def is_left_out(self, module_id: int) -> bool:
         """Whether a module is a norm that T leaves out: a compiler is told, and need not look."""
         return self._classes.is_left_out(module_id)
+
+    @settled_while_tracing
+    def meets_marks(self) -> bool:
+        """Whether a compiler comes to the middle of a pass by marks; there is no such pass again."""
+        self.intercept.was_compiled = True
+        return self.intercept.is_by_marks
 
     @settled_while_tracing
     def _warn(self, name: str, strange: str) -> None:

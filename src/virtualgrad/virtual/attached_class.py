@@ -17,7 +17,11 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _len_torch_function_stack
 
 from virtualgrad.virtual.leaves import Leaf, is_sequence, leaf_of
-from virtualgrad.virtual.refusals import refuse_compiled_pair, refuse_compiled_shards
+from virtualgrad.virtual.refusals import (
+    refuse_compiled_pair,
+    refuse_compiled_shards,
+    refuse_late_compilation,
+)
 from virtualgrad.virtual.synchronised import seen
 
 if TYPE_CHECKING:
@@ -77,6 +81,9 @@ class Classes:
             run = _run_watched(self._attachment, base, method, self._bound)
             self._classes[base, method] = _subclass(self._attachment, base, method, run)
         kind = self._classes[base, method]
+        others = tuple(attachments_in(base))
+        for each in (self._attachment, *others) if others else ():
+            each.intercept.is_shared = True
         self._bound[id(module)] = Bound(
             module,
             kind,
@@ -84,7 +91,7 @@ class Classes:
             path,
             leaf_of(module) if method == "forward" else None,
             self._attachment.intercept.own_parameters(module),
-            tuple(attachments_in(base)),
+            others,
             isinstance(module, nn.SyncBatchNorm) and method == "forward",
         )
         return kind
@@ -113,6 +120,12 @@ def _run_watched(
     run_sequence = functools.partial(intercept.run_sequence, bound)
 
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            run_known = intercept.run_known
+            if run_known is not None and len(args) == 1 and not kwargs:
+                done = run_known(self, args[0])
+                if done is not None:
+                    return done
         forward = getattr(base, method)  # others may have put theirs in its place since
         known = bound.get(id(self))
         if known is None or known.module is not self:
@@ -121,6 +134,8 @@ def _run_watched(
             return forward(self, *args, **kwargs)
         if torch.compiler.is_compiling():
             _refuse_compiled(known, is_sharded=intercept.is_sharded)
+            if attachment.meets_marks():
+                refuse_late_compilation()
             in_model = intercept.path is not None  # and our mode is on
             if in_model and attachment.is_left_out(id(self)) and _is_on_activation_alone(args):
                 with DisableTorchFunction():  # it need not be looked at to be left out
@@ -131,9 +146,11 @@ def _run_watched(
             if len(args) == 1 and not kwargs:
                 if known.leaf is not None:
                     done = intercept.run_leaf(known.leaf, known.path, forward, self, args[0])
-                    if done is not None:
-                        return done
-                elif is_sequence(forward):
+                    if done is None:
+                        done = attachment.call(known.path, forward, self, args, kwargs)
+                    intercept.learn(known.leaf, known.path, self)
+                    return done
+                if is_sequence(forward) and intercept.run_known is None:
                     forward = run_sequence
         if known.hides_parameters:
             forward = seen(forward, intercept, known.path)

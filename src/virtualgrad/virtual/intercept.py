@@ -106,8 +106,9 @@ class Intercept(Unwatched):
     def track(self, parameters: Mapping[str, Tensor]) -> None:
         """Track more parameters."""
         self.tracked.add(parameters)
+        self._marks.choose(self.tracked.all())
         self.is_sharded = self.tracked.has_shards()
-        self._memories.clear()
+        self.forget_layers()
         self._plans.clear()
 
     def own_parameters(self, module: nn.Module) -> dict[str, str]:
@@ -134,6 +135,7 @@ class Intercept(Unwatched):
     def release(self) -> None:
         """Let go of the parameters."""
         self.passes.release()
+        self.forget_layers()
 
     # ---------------------------------------------------------------- torch functions
 

@@ -7,6 +7,8 @@ belongs to the op that computes with it. So tensors are followed here by identit
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,6 +42,10 @@ class TrackedParameters:
 
     def __getitem__(self, name: str) -> Tensor:
         return self._parameters[name]
+
+    def all(self) -> Iterable[Tensor]:
+        """The tracked parameters."""
+        return self._parameters.values()
 
     def has_shards(self) -> bool:
         """Whether some parameters are sharded, so that others stand in for them in a forward."""
@@ -132,6 +138,20 @@ class TrackedParameters:
             if view.tensor is tensor:
                 return view
         return None
+
+    def has_living_views(self) -> bool:
+        """Whether code of this pass still has a view of a parameter; those that it has not go.
+
+        (Eagerly: what holds a tensor in Python is counted, less what is held here.)
+        """
+        views = self.views.values()
+        ours = Counter(id(t) for view in views for t in (view.tensor, view.strided, view.owner))
+        self.views = {
+            key: view
+            for key, view in self.views.items()
+            if sys.getrefcount(view.tensor) > ours[id(view.tensor)] + 1  # the one that asks
+        }
+        return bool(self.views)
 
     def strided(self, tensor: Tensor) -> Tensor:
         """A tensor with the same axes whose strides tell where the parameter was expanded."""

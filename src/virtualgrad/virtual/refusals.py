@@ -51,3 +51,16 @@ def refuse_inputs(name: str, batch_dim: int, shape: str) -> None:
         allowed=f"inputs among which there is a tensor with more than {batch_dim} axes",
         todo="choose for batch_dim the axis of the inputs that counts samples, from 0 on",
     )
+
+
+@never_traced("virtualgrad: a part of the model is compiled in the middle of an eager pass")
+def refuse_late_compilation() -> None:
+    """Raise where a compiler comes to a model whose eager passes mark parameters."""
+    raise ModelError.of(
+        given="a part of the model that is compiled for the first time in a later pass than the "
+        "first one",
+        allowed="parts that are compiled in the first pass with their optimizer: passes behind it "
+        "mark the parameters, which a compiler must not meet",
+        todo="call the model again, which knows of the compiled part now; or compile it before the "
+        "optimizer is made",
+    )

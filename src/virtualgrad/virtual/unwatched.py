@@ -1,22 +1,28 @@
-"""Encapsulation 1, layers that the interception need not see: they run with its mode off.
+"""Encapsulation 1, what the interception need not see.
 
-Which they are :mod:`.leaves` knows, how they ran before :mod:`.memories`.
+Ops without parameters: in an eager pass its mode is off as a rule, and parameters are marked
+(:mod:`.marks`), so that only ops that take one come by. The mode is on where that would not do:
+in the first pass, in compiled ones, and as long as there are views of parameters, which have no
+mark. And layers of torch.nn run as they ran before: which :mod:`.leaves` knows, how
+:mod:`.memories`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._C import (
+    DisableTorchFunctionSubclass,
     _len_torch_function_stack,
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
 )
 from torch.overrides import TorchFunctionMode
 
+from virtualgrad.native import built
 from virtualgrad.virtual.leaves import (
     BareLeaf,
     Leaf,
@@ -24,10 +30,13 @@ from virtualgrad.virtual.leaves import (
     is_called_plainly,
     may_skip_calls,
 )
+from virtualgrad.virtual.marks import Marks
 from virtualgrad.virtual.memories import Memories
+from virtualgrad.virtual.native_forward import known_layer
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
-from virtualgrad.virtual.remembered import LeftOut
+from virtualgrad.virtual.refusals import refuse_late_compilation
+from virtualgrad.virtual.remembered import Layer, LeftOut
 
 if TYPE_CHECKING:
     from virtualgrad.virtual.attached_class import Bound
@@ -45,10 +54,15 @@ class Unwatched(TorchFunctionMode):
         path: of the module that runs; None outside of the model.
         is_sharded: whether tensors have to be met before they are known by a name (FSDP).
         sees_all_ops: whether it wants to see ops that meet no parameter as well.
+        is_shared: whether a second optimizer has parameters of the same model.
+        was_compiled: whether a part of the model was: a compiler must not meet marks.
+        is_by_marks: whether the pass that runs is one by marks.
     """
 
     is_sharded = False
     sees_all_ops = False
+    is_shared = False
+    was_compiled = False
 
     def __init__(self, tracked: TrackedParameters, passes: Passes, batch_dim: int) -> None:
         super().__init__()
@@ -57,6 +71,108 @@ class Unwatched(TorchFunctionMode):
         self.batch_dim = batch_dim
         self.path: str | None = None
         self._memories = Memories(tracked)
+        self._marks = Marks(self._meet)
+        self._is_first = True  # the pass to come
+        self._known_layers: Any = None  # of C++, where it was built
+        self._learned: dict[int, tuple[LeftOut | Layer, int]] = {}  # module -> how it was run then
+        self.run_known: Callable[[nn.Module, Any], Any] | None = None  # as they are run there
+        self.is_by_marks = False
+        self._modes_around = 0  # that pass
+
+    # ---------------------------------------------------------------- by marks, or by the mode
+
+    def mark(self) -> bool:
+        """Begin an eager pass that needs no mode: mark the parameters; False where it needs one.
+
+        The first pass has it on: what is compiled in the model is compiled then.
+        """
+        is_first, self._is_first = self._is_first, False
+        if is_first or self.was_compiled or self.is_shared or self.is_sharded or self.sees_all_ops:
+            return False
+        if torch._C._get_tracing_state() or not self._put_marks_on():
+            return False
+        self.is_by_marks = True
+        self._modes_around = _len_torch_function_stack()
+        return True
+
+    def _put_marks_on(self) -> bool:
+        if not self._marks.put_on():
+            return False
+        if self._known_layers is not None:
+            current = self.passes.current
+            self._known_layers.begin(current, current.batch_size, self.batch_dim)
+        return True
+
+    def _take_marks_off(self) -> None:
+        self._marks.take_off()
+        if self._known_layers is not None:
+            self._known_layers.end()
+
+    def unmark(self) -> None:
+        """End a pass by marks."""
+        self.is_by_marks = False
+        if self._marks.are_on:
+            self._take_marks_off()
+        else:
+            _take_out(self)
+
+    def look_again(self) -> None:
+        """At the beginning of a module: mark parameters again if no view of them is left."""
+        if self.is_by_marks and not self._marks.are_on and not self.tracked.has_living_views():
+            _take_out(self)
+            self._put_marks_on()
+
+    def _meet(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a torch function that takes a marked parameter."""
+        if torch.compiler.is_compiling():
+            refuse_late_compilation()
+        if len(types) > 1:  # other classes want to be asked, too, and know nothing of marks
+            self._watch()
+            return func(*args, **kwargs)
+        with DisableTorchFunctionSubclass():
+            result = self.__torch_function__(func, types, args, kwargs)
+        if self.tracked.views:
+            self._watch()
+        return result
+
+    def _watch(self) -> None:
+        """Put the mode on in place of the marks, where it were if it had been on from the start."""
+        if self._marks.are_on:
+            self._take_marks_off()
+            above = _len_torch_function_stack() - self._modes_around
+            modes = [_pop_torch_function_stack() for _ in range(above)]
+            for mode in (self, *reversed(modes)):
+                _push_on_torch_function_stack(mode)
+
+    # ---------------------------------------------------------------- layers of torch.nn
+
+    def learn(self, leaf: Leaf, path: str, module: nn.Module) -> None:
+        """Have C++ run a layer from now on as it was run just now, where it was built."""
+        weight = module._parameters.get("weight")
+        memory = self._memories.layers.get((leaf.function, path, id(weight)))
+        if memory is None or self.is_shared:
+            return
+        runs = len(memory.numbers if isinstance(memory, LeftOut) else memory.parts)
+        if self._learned.get(id(module)) == (memory, runs):
+            return
+        library = built()
+        if library is None:
+            return
+        if self._known_layers is None:
+            self._known_layers = library.KnownLayers()
+            self.run_known = self._known_layers.run
+        with DisableTorchFunctionSubclass():
+            known = known_layer(library, leaf, module, memory)
+        self._learned[id(module)] = memory, runs
+        if known is not None:
+            self._known_layers.put(module, known)
+
+    def forget_layers(self) -> None:
+        """Forget how layers were run: parameters have come, or they are let go."""
+        self._memories.clear()
+        self._learned.clear()
+        if self._known_layers is not None:
+            self._known_layers.clear()
 
     def run_leaf(self, leaf: Leaf, path: str, forward: Any, module: nn.Module, x: Any) -> Any:
         """Run a layer of torch.nn as it was run before, unwatched; None if it has to be watched.
@@ -68,24 +184,35 @@ class Unwatched(TorchFunctionMode):
             return None
         weight = module._parameters["weight"]
         memory = self._memories.layers.get((leaf.function, path, id(weight)))
-        if memory is None or _len_torch_function_stack() != 1:
+        if memory is None:
+            return None
+        if self._marks.are_on:
+            if _len_torch_function_stack() != 0 or not self._marks.are_of_this_thread:
+                return None
+            with DisableTorchFunctionSubclass():
+                return self._run_again(leaf, memory, forward, module, x)
+        if _len_torch_function_stack() != 1:
             return None
         mode = _pop_torch_function_stack()
         try:
-            if mode is not self:
-                return None
-            current = self.passes.current
-            if isinstance(memory, LeftOut):
-                return forward(module, x) if memory.counts_for(module, current) else None
-            behind = None if leaf.behind_input is None else leaf.behind_input(module)
-            if behind is None:
-                return None
-            sigma = memory.run_again(behind, x, current, self.batch_dim)
-            if sigma is not None and leaf.count is not None:
-                leaf.count(module)
-            return sigma
+            return self._run_again(leaf, memory, forward, module, x) if mode is self else None
         finally:
             _push_on_torch_function_stack(mode)
+
+    def _run_again(
+        self, leaf: Leaf, memory: LeftOut | Layer, forward: Any, module: nn.Module, x: Tensor
+    ) -> Any:
+        """Run a layer as it was run before, with neither mode nor marks; None if that was other."""
+        current = self.passes.current
+        if isinstance(memory, LeftOut):
+            return forward(module, x) if memory.counts_for(module, current) else None
+        behind = None if leaf.behind_input is None else leaf.behind_input(module)
+        if behind is None:
+            return None
+        sigma = memory.run_again(behind, x, current, self.batch_dim)
+        if sigma is not None and leaf.count is not None:
+            leaf.count(module)
+        return sigma
 
     def run_sequence(self, bound: Mapping[int, Bound], sequence: nn.Sequential, x: Any) -> Any:
         """Run the modules of an nn.Sequential; layers of torch.nn go straight to their forward.
@@ -122,6 +249,8 @@ class Unwatched(TorchFunctionMode):
 
     def _run_bare(self, leaf: BareLeaf, module: nn.Module, x: Tensor) -> Any:
         """Run a layer without parameters with the interception off; None if others watch, too."""
+        if self._marks.are_on:
+            return leaf.forward(module, x)
         if _len_torch_function_stack() != 1:
             return None
         mode = _pop_torch_function_stack()
@@ -134,3 +263,12 @@ class Unwatched(TorchFunctionMode):
         """Whether an input is a plain tensor, and no parameter in another guise."""
         views = self.tracked.views
         return type(x) is Tensor and not (views and id(x) in views)
+
+
+def _take_out(mode: TorchFunctionMode) -> None:
+    """Take a mode off, also from under others that were put on since."""
+    above: list[Any] = []
+    while (last := _pop_torch_function_stack()) is not mode:
+        above.append(last)
+    for other in reversed(above):
+        _push_on_torch_function_stack(other)

@@ -1,0 +1,112 @@
+"""Encapsulation 1, marks: parameters that tell of themselves where an op takes them.
+
+A torch function mode is asked at every op of a model, for the sake of the few that take a
+parameter. But torch also asks the *arguments* of an op, if their class wants it. So for the time of
+an eager pass tracked parameters have a class that does: an op that takes one comes here, from
+wherever the code has the parameter, and all others run as if nobody looked.
+
+The class is ``nn.Parameter`` but for that, and a copy or a pickle that is made in the middle of a
+pass is a plain one.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Meet = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""(torch function, types, args, kwargs) -> result, for a function that takes a marked parameter."""
+
+PLAIN = {nn.Parameter}
+
+
+class Marks:
+    """Marks on parameters.
+
+    Args:
+        meet: runs a torch function that takes a marked parameter; those of other threads, which
+            have no pass, run as they are.
+
+    Attributes:
+        are_on: whether the parameters are marked.
+    """
+
+    def __init__(self, meet: Meet) -> None:
+        self.are_on = False
+        self._kind = _marked_class(self._meet)
+        self._run = meet
+        self._parameters: tuple[Tensor, ...] = ()
+        self._thread = 0
+
+    def choose(self, parameters: Iterable[Tensor]) -> None:
+        """Choose the parameters."""
+        self._parameters = tuple(parameters)
+
+    def put_on(self) -> bool:
+        """Mark the parameters, for ops of this thread; whether all of them can be marked.
+
+        Those of another class than torch's own have reasons for it.
+        """
+        if set(map(type, self._parameters)) != PLAIN:
+            return False
+        self._thread = threading.get_ident()
+        self.are_on = True
+        kind = self._kind
+        for parameter in self._parameters:
+            parameter.__class__ = kind  # type: ignore[assignment]
+        return True
+
+    def take_off(self) -> None:
+        """Make plain parameters of them again."""
+        self.are_on = False
+        for parameter in self._parameters:
+            parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+
+    @property
+    def are_of_this_thread(self) -> bool:
+        """Whether the pass for which they are on, if they are, runs in this thread."""
+        return self._thread == threading.get_ident()
+
+    def _meet(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not self.are_on or not self.are_of_this_thread:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return self._run(func, types, args, kwargs or {})
+
+
+def _marked_class(meet: Callable[..., Any]) -> type[nn.Parameter]:
+    """A class of parameters whose torch functions go to ``meet``."""
+
+    class Parameter(nn.Parameter):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            return meet(func, types, args, kwargs)
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return _as_plain(self, lambda plain: copy.deepcopy(plain, memo))
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return _as_plain(self, lambda plain: plain.__reduce_ex__(protocol))
+
+    Parameter.__qualname__ = nn.Parameter.__qualname__
+    Parameter.__module__ = nn.Parameter.__module__
+    return Parameter
+
+
+def _as_plain(marked: Any, make: Callable[[nn.Parameter], Any]) -> Any:
+    """What is made of a marked parameter while it is a plain one."""
+    kind = type(marked)
+    marked.__class__ = nn.Parameter
+    try:
+        return make(marked)
+    finally:
+        marked.__class__ = kind
