@@ -1,4 +1,5 @@
-// A forward pass without Python: layers of torch.nn that run as they ran before.
+// A forward pass without Python: layers of torch.nn that run as they ran before, in modules of which
+// it must be known that they run.
 //
 // What a layer means (its sites, their T) Python has found out, and written down with all on which
 // it depends: what must be the very same object as then, and in which situations it was run. Here
@@ -35,8 +36,30 @@ struct Situation {
   bool operator==(const Situation& other) const = default;
 };
 
+// The pass to which what is run now belongs.
+struct CurrentPass {
+  py::object current, uses;
+  std::optional<int64_t> batch_size;
+  int64_t batch_dim = 0;
+};
+
+// A module that was run before.
+class Known {
+ public:
+  explicit Known(py::object module) : module_(std::move(module)) {}
+  virtual ~Known() = default;
+
+  bool is_of(const py::object& module) const { return module.is(module_); }
+
+  // Run it on an input; null if Python has to.
+  virtual py::object run(const CurrentPass& pass, const py::object& x) const = 0;
+
+ protected:
+  py::object module_;
+};
+
 // A layer that was run before.
-class KnownLayer {
+class KnownLayer : public Known {
  public:
   using Entry = std::tuple<py::dict, py::object, py::object>;       // (a dict, a name, its value)
   using Attribute = std::tuple<py::object, py::object, py::object>;  // (a class, a name, its value)
@@ -58,7 +81,7 @@ class KnownLayer {
              py::str key, Tensor weight, std::optional<c10::intrusive_ptr<Layer>> layer,
              py::object forward, std::optional<std::pair<Sizes, Sizes>> left_out,
              MaybeTensor batches)
-      : module_(std::move(module)),
+      : Known(std::move(module)),
         own_(std::move(own)),
         entries_(std::move(entries)),
         attributes_(std::move(attributes)),
@@ -79,10 +102,16 @@ class KnownLayer {
                              std::move(parts));
   }
 
-  // Whether a module is this one, and nothing has changed on which its forward depends.
-  bool is_same(PyObject* module) const {
-    if (module != module_.ptr()) return false;
-    const auto own = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module, nullptr));
+  py::object run(const CurrentPass& pass, const py::object& x) const override {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) != THPVariableClass || !is_same()) return {};
+    return run(pass, THPVariable_Unpack(x.ptr()));
+  }
+
+ private:
+  // Whether nothing has changed on which its forward depends.
+  bool is_same() const {
+    const auto own =
+        py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module_.ptr(), nullptr));
     if (own.ptr() != own_.ptr()) return false;
     for (const auto& [dict, name, value] : entries_) {
       PyObject* found = PyDict_GetItem(dict.ptr(), name.ptr());
@@ -100,8 +129,8 @@ class KnownLayer {
   }
 
   // Run it, if this was its situation before; else null.
-  py::object run(const py::object& current, PyObject* uses, const Tensor& x,
-                 std::optional<int64_t> batch_size, int64_t batch_dim) const {
+  py::object run(const CurrentPass& pass, const Tensor& x) const {
+    PyObject* const uses = pass.uses.ptr();
     PyObject* counted = PyDict_GetItem(uses, key_.ptr());
     const int64_t number = counted == nullptr ? 0 : PyLong_AsLongLong(counted);
     std::shared_ptr<Parts> parts;
@@ -114,7 +143,7 @@ class KnownLayer {
           std::find_if(situations_.begin(), situations_.end(), [&](const auto& each) {
             const auto& now = each.first;
             return now.number == number && now.x == x.sizes() && now.dtype == x.scalar_type() &&
-                   now.batch_size == batch_size && now.batch_dim == batch_dim &&
+                   now.batch_size == pass.batch_size && now.batch_dim == pass.batch_dim &&
                    now.weight == weight_.sizes();
           });
       if (found == situations_.end()) return {};
@@ -124,12 +153,11 @@ class KnownLayer {
       throw py::error_already_set();
     }
     if (!layer_) return by_forward(x);
-    auto sigma = left_out_ ? without_t(x) : (*layer_)->with_t(Transforms(parts, current), x);
+    auto sigma = left_out_ ? without_t(x) : (*layer_)->with_t(Transforms(parts, pass.current), x);
     if (batches_) batches_->add_(1);
     return py::cast(std::move(sigma));
   }
 
- private:
   // Whether torch would take an x for this layer: of a number of axes, if that matters, and of
   // several values for each channel, if they are to be normalized.
   static bool is_plain_input(const Tensor& x, const Sizes& axes) {
@@ -153,7 +181,7 @@ class KnownLayer {
     return forward_(module_, x);
   }
 
-  py::object module_, own_;
+  py::object own_;
   std::vector<Entry> entries_;
   std::vector<Attribute> attributes_;
   std::vector<std::pair<Tensor, bool>> wanted_;
@@ -166,40 +194,72 @@ class KnownLayer {
   std::vector<std::pair<Situation, std::shared_ptr<Parts>>> situations_;
 };
 
-// The layers of a model that can run again.
-class KnownLayers {
+// Any other module: its own forward runs, under its path.
+class KnownModule : public Known {
  public:
-  void put(const py::object& module, std::shared_ptr<KnownLayer> layer) {
-    layers_[module.ptr()] = std::move(layer);
+  // Args:
+  //   module: the module.
+  //   base, method: its class, as it was before that of an attachment, and what runs it there.
+  //   path: its name in the model.
+  //   intercept: which has to know it.
+  KnownModule(py::object module, py::object base, py::str method, py::object path,
+              py::object intercept)
+      : Known(std::move(module)),
+        base_(std::move(base)),
+        method_(std::move(method)),
+        path_(std::move(path)),
+        intercept_(std::move(intercept)) {}
+
+  py::object run(const CurrentPass&, const py::object& x) const override {
+    static const Name path("path");
+    struct Inside {
+      const py::object& intercept;
+      py::object outer;
+      Inside(const py::object& intercept, const py::object& here)
+          : intercept(intercept), outer(path.of(intercept)) {
+        path.set(intercept, here);
+      }
+      ~Inside() { PyObject_SetAttrString(intercept.ptr(), "path", outer.ptr()); }
+    } inside(intercept_, path_);
+    return base_.attr(method_)(module_, x);  // others may have put theirs in its place since
   }
 
-  void clear() { layers_.clear(); }
+ private:
+  py::object base_;
+  py::str method_;
+  py::object path_, intercept_;
+};
 
-  // From now on, in this thread, layers belong to a pass of so many samples.
+// The modules of a model that can run again.
+class KnownModules {
+ public:
+  void put(const py::object& module, std::shared_ptr<Known> known) {
+    known_[module.ptr()] = std::move(known);
+  }
+
+  void clear() { known_.clear(); }
+
+  // From now on, in this thread, what is run belongs to a pass of so many samples.
   void begin(py::object current, std::optional<int64_t> batch_size, int64_t batch_dim) {
-    uses_ = Names::get().uses.of(current);
-    current_ = std::move(current);
-    batch_size_ = batch_size;
-    batch_dim_ = batch_dim;
+    auto uses = Names::get().uses.of(current);
+    pass_ = CurrentPass{std::move(current), std::move(uses), batch_size, batch_dim};
     thread_ = std::this_thread::get_id();
   }
 
-  void end() { current_ = uses_ = py::object(); }
+  void end() { pass_.reset(); }
 
-  // Run a layer; None if it has to be run by Python.
+  // Run a module; NotImplemented if it has to be run by Python.
   py::object run(const py::object& module, const py::object& x) const {
-    if (!current_ || reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) != THPVariableClass) {
-      return py::none();
+    if (pass_ && thread_ == std::this_thread::get_id() && !is_watched() &&
+        at::GradMode::is_enabled()) {
+      const auto found = known_.find(module.ptr());
+      if (found != known_.end() && found->second->is_of(module)) {
+        const auto known = found->second;  // a forward may put others in their places,
+        const auto pass = *pass_;          // and end the pass
+        if (auto done = known->run(pass, x)) return done;
+      }
     }
-    const auto found = layers_.find(module.ptr());
-    if (found == layers_.end() || thread_ != std::this_thread::get_id() || is_watched() ||
-        !at::GradMode::is_enabled()) {
-      return py::none();
-    }
-    const auto layer = found->second;  // which a forward may replace
-    if (!layer->is_same(module.ptr())) return py::none();
-    auto sigma = layer->run(current_, uses_.ptr(), THPVariable_Unpack(x.ptr()), batch_size_, batch_dim_);
-    return sigma ? sigma : py::none();
+    return py::reinterpret_borrow<py::object>(Py_NotImplemented);
   }
 
  private:
@@ -210,15 +270,14 @@ class KnownLayers {
                c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
   }
 
-  std::unordered_map<PyObject*, std::shared_ptr<KnownLayer>> layers_;
-  py::object current_, uses_;
-  std::optional<int64_t> batch_size_;
-  int64_t batch_dim_ = 0;
+  std::unordered_map<PyObject*, std::shared_ptr<Known>> known_;
+  std::optional<CurrentPass> pass_;
   std::thread::id thread_;
 };
 
 inline void show_forward(py::module_& module) {
-  py::class_<KnownLayer, std::shared_ptr<KnownLayer>>(module, "KnownLayer")
+  py::class_<Known, std::shared_ptr<Known>>(module, "Known");
+  py::class_<KnownLayer, Known, std::shared_ptr<KnownLayer>>(module, "KnownLayer")
       .def(py::init<py::object, py::object, std::vector<KnownLayer::Entry>,
                     std::vector<KnownLayer::Attribute>, std::vector<std::pair<Tensor, bool>>,
                     py::str, Tensor, std::optional<c10::intrusive_ptr<Layer>>, py::object,
@@ -227,13 +286,15 @@ inline void show_forward(py::module_& module) {
            py::arg("attributes"), py::arg("wanted"), py::arg("key"), py::arg("weight"),
            py::arg("layer"), py::arg("forward"), py::arg("left_out"), py::arg("batches"))
       .def("add", &KnownLayer::add);
-  py::class_<KnownLayers>(module, "KnownLayers")
+  py::class_<KnownModule, Known, std::shared_ptr<KnownModule>>(module, "KnownModule")
+      .def(py::init<py::object, py::object, py::str, py::object, py::object>());
+  py::class_<KnownModules>(module, "KnownModules")
       .def(py::init<>())
-      .def("put", &KnownLayers::put)
-      .def("clear", &KnownLayers::clear)
-      .def("begin", &KnownLayers::begin)
-      .def("end", &KnownLayers::end)
-      .def("run", &KnownLayers::run);
+      .def("put", &KnownModules::put)
+      .def("clear", &KnownModules::clear)
+      .def("begin", &KnownModules::begin)
+      .def("end", &KnownModules::end)
+      .def("run", &KnownModules::run);
 }
 
 }  // namespace virtualgrad

@@ -124,7 +124,7 @@ def _run_watched(
             run_known = intercept.run_known
             if run_known is not None and len(args) == 1 and not kwargs:
                 done = run_known(self, args[0])
-                if done is not None:
+                if done is not NotImplemented:
                     return done
         forward = getattr(base, method)  # others may have put theirs in its place since
         known = bound.get(id(self))
@@ -148,8 +148,10 @@ def _run_watched(
                     done = intercept.run_leaf(known.leaf, known.path, forward, self, args[0])
                     if done is None:
                         done = attachment.call(known.path, forward, self, args, kwargs)
-                    intercept.learn(known.leaf, known.path, self)
+                    intercept.learn(known, base, method)
                     return done
+                if not known.hides_parameters and intercept.path is not None:
+                    intercept.learn(known, base, method)
                 if is_sequence(forward) and intercept.run_known is None:
                     forward = run_sequence
         if known.hides_parameters:

@@ -73,8 +73,8 @@ class Unwatched(TorchFunctionMode):
         self._memories = Memories(tracked)
         self._marks = Marks(self._meet)
         self._is_first = True  # the pass to come
-        self._known_layers: Any = None  # of C++, where it was built
-        self._learned: dict[int, tuple[LeftOut | Layer, int]] = {}  # module -> how it was run then
+        self._known: Any = None  # of C++, where it was built
+        self._learned: dict[int, tuple[LeftOut | Layer | None, int]] = {}  # module -> how it ran
         self.run_known: Callable[[nn.Module, Any], Any] | None = None  # as they are run there
         self.is_by_marks = False
         self._modes_around = 0  # that pass
@@ -98,15 +98,15 @@ class Unwatched(TorchFunctionMode):
     def _put_marks_on(self) -> bool:
         if not self._marks.put_on():
             return False
-        if self._known_layers is not None:
+        if self._known is not None:
             current = self.passes.current
-            self._known_layers.begin(current, current.batch_size, self.batch_dim)
+            self._known.begin(current, current.batch_size, self.batch_dim)
         return True
 
     def _take_marks_off(self) -> None:
         self._marks.take_off()
-        if self._known_layers is not None:
-            self._known_layers.end()
+        if self._known is not None:
+            self._known.end()
 
     def unmark(self) -> None:
         """End a pass by marks."""
@@ -146,33 +146,45 @@ class Unwatched(TorchFunctionMode):
 
     # ---------------------------------------------------------------- layers of torch.nn
 
-    def learn(self, leaf: Leaf, path: str, module: nn.Module) -> None:
-        """Have C++ run a layer from now on as it was run just now, where it was built."""
-        weight = module._parameters.get("weight")
-        memory = self._memories.layers.get((leaf.function, path, id(weight)))
-        if memory is None or self.is_shared:
-            return
-        runs = len(memory.numbers if isinstance(memory, LeftOut) else memory.parts)
-        if self._learned.get(id(module)) == (memory, runs):
+    def learn(self, bound: Bound, base: type[nn.Module], method: str) -> None:
+        """Have C++ run a module from now on as it was run just now, where it was built.
+
+        Args:
+            bound: the module.
+            base, method: its class, as it was before, and what runs it there.
+        """
+        memory, runs, module = None, 0, bound.module
+        if bound.leaf is not None:
+            weight = module._parameters.get("weight")
+            memory = self._memories.layers.get((bound.leaf.function, bound.path, id(weight)))
+            if memory is None:
+                return
+            runs = len(memory.numbers if isinstance(memory, LeftOut) else memory.parts)
+        learned = self._learned.get(id(module))
+        is_learned = learned is not None and learned[0] is memory and learned[1] == runs
+        if is_learned or self.is_shared:
             return
         library = built()
         if library is None:
             return
-        if self._known_layers is None:
-            self._known_layers = library.KnownLayers()
-            self.run_known = self._known_layers.run
-        with DisableTorchFunctionSubclass():
-            known = known_layer(library, leaf, module, memory)
         self._learned[id(module)] = memory, runs
+        if self._known is None:
+            self._known = library.KnownModules()
+            self.run_known = self._known.run
+        if bound.leaf is None or memory is None:
+            known = library.KnownModule(module, base, method, bound.path, self)
+        else:
+            with DisableTorchFunctionSubclass():
+                known = known_layer(library, bound.leaf, module, memory)
         if known is not None:
-            self._known_layers.put(module, known)
+            self._known.put(module, known)
 
     def forget_layers(self) -> None:
         """Forget how layers were run: parameters have come, or they are let go."""
         self._memories.clear()
         self._learned.clear()
-        if self._known_layers is not None:
-            self._known_layers.clear()
+        if self._known is not None:
+            self._known.clear()
 
     def run_leaf(self, leaf: Leaf, path: str, forward: Any, module: nn.Module, x: Any) -> Any:
         """Run a layer of torch.nn as it was run before, unwatched; None if it has to be watched.
