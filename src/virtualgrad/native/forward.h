@@ -51,11 +51,27 @@ class Known {
 
   bool is_of(const py::object& module) const { return module.is(module_); }
 
+  // Its class, as an attachment has given it, and the method of that class by which it comes here.
+  void came_by(py::object kind, py::object forward) {
+    kind_ = std::move(kind);
+    forward_of_kind_ = std::move(forward);
+  }
+
+  // Whether its forward still comes here.
+  bool comes_here() const {
+    static const Name forward("forward");
+    return reinterpret_cast<PyObject*>(Py_TYPE(module_.ptr())) == kind_.ptr() &&
+           forward.of(kind_).is(forward_of_kind_);
+  }
+
   // Run it on an input; null if Python has to.
   virtual py::object run(const CurrentPass& pass, const py::object& x) const = 0;
 
  protected:
   py::object module_;
+
+ private:
+  py::object kind_, forward_of_kind_;
 };
 
 // A layer that was run before.
@@ -221,11 +237,17 @@ class KnownModule : public Known {
       }
       ~Inside() { PyObject_SetAttrString(intercept.ptr(), "path", outer.ptr()); }
     } inside(intercept_, path_);
+    return run_forward(x);
+  }
+
+ protected:
+  virtual py::object run_forward(const py::object& x) const {
     return base_.attr(method_)(module_, x);  // others may have put theirs in its place since
   }
 
- private:
   py::object base_;
+
+ private:
   py::str method_;
   py::object path_, intercept_;
 };
@@ -247,6 +269,12 @@ class KnownModules {
   }
 
   void end() { pass_.reset(); }
+
+  // Whether a module is one of these, and would come here if its forward were called.
+  bool is_attached(const py::object& module) const {
+    const auto found = known_.find(module.ptr());
+    return found != known_.end() && found->second->is_of(module) && found->second->comes_here();
+  }
 
   // Run a module; NotImplemented if it has to be run by Python.
   py::object run(const py::object& module, const py::object& x) const {
@@ -276,7 +304,7 @@ class KnownModules {
 };
 
 inline void show_forward(py::module_& module) {
-  py::class_<Known, std::shared_ptr<Known>>(module, "Known");
+  py::class_<Known, std::shared_ptr<Known>>(module, "Known").def("came_by", &Known::came_by);
   py::class_<KnownLayer, Known, std::shared_ptr<KnownLayer>>(module, "KnownLayer")
       .def(py::init<py::object, py::object, std::vector<KnownLayer::Entry>,
                     std::vector<KnownLayer::Attribute>, std::vector<std::pair<Tensor, bool>>,

@@ -5,6 +5,7 @@
 #include "layers.h"
 #include "norms.h"
 #include "recipes.h"
+#include "sequence.h"
 #include "transform.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -16,4 +17,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   virtualgrad::show_recipes(module);
   virtualgrad::show_transform(module);
   virtualgrad::show_forward(module);
+  virtualgrad::show_sequences(module);
 }

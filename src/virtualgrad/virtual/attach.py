@@ -24,6 +24,7 @@ from virtualgrad.virtual.attached_class import (
 )
 from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
+from virtualgrad.virtual.marks import PLAIN
 from virtualgrad.virtual.models import require_attachable, unwrap
 from virtualgrad.virtual.refusals import refuse_inputs, refuse_thread
 
@@ -121,7 +122,7 @@ class Attachment:
         intercept = self.intercept
         intercept.begin(self._batch_size(module, args, kwargs), module.training)
         try:
-            if torch.compiler.is_compiling() or is_recomputing() or not intercept.mark():
+            if torch.compiler.is_compiling() or not self._mark(args, kwargs):
                 with intercept:
                     return forward(module, *args, **kwargs)
             try:
@@ -133,6 +134,19 @@ class Attachment:
             raise
         finally:
             intercept.leave()
+
+    def _mark(self, args: Any, kwargs: Any) -> bool:
+        """Mark the parameters for a pass that needs no mode; False where it needs one.
+
+        Inputs with a torch function of their own need not know what to make of marks.
+        """
+        if is_recomputing():
+            return False
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # as a rule
+            return self.intercept.mark()
+        inputs = tensors_of((args, kwargs), True)
+        are_plain = all(type(each) in PLAIN for each in inputs if isinstance(each, Tensor))
+        return are_plain and self.intercept.mark()
 
     def _batch_size(self, module: nn.Module, args: Any, kwargs: Any) -> int | None:
         """The number of samples in the inputs of a pass, if there are any."""

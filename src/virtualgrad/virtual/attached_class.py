@@ -152,7 +152,7 @@ def _run_watched(
                     return done
                 if not known.hides_parameters and intercept.path is not None:
                     intercept.learn(known, base, method)
-                if is_sequence(forward) and intercept.run_known is None:
+                if is_sequence(forward):
                     forward = run_sequence
         if known.hides_parameters:
             forward = seen(forward, intercept, known.path)

@@ -35,6 +35,7 @@ from virtualgrad.sites.functions import (
 )
 from virtualgrad.virtual.calls import Call, one_forward
 from virtualgrad.virtual.composites import pieces_of
+from virtualgrad.virtual.marks import PLAIN
 from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
@@ -145,6 +146,8 @@ class Intercept(Unwatched):
         """Run one torch function: extended if it takes a tracked parameter, as it is otherwise."""
         kwargs = kwargs or {}
         compiling = torch.compiler.is_compiling()  # which has no time to save, but guards to avoid
+        if types and not compiling and not PLAIN.issuperset(types):
+            self.has_met_classes = True
         if not compiling and not self.tracked.may_be_among((*args, *kwargs.values())):
             return self._other(func, args, kwargs) if self.sees_all_ops else func(*args, **kwargs)
         kind = kind_of(func)

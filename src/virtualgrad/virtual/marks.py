@@ -22,7 +22,8 @@ from torch import Tensor, nn
 Meet = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 """(torch function, types, args, kwargs) -> result, for a function that takes a marked parameter."""
 
-PLAIN = {nn.Parameter}
+PLAIN = {Tensor, nn.Parameter}
+"""Classes of tensors that are asked for nothing."""
 
 
 class Marks:
@@ -52,7 +53,7 @@ class Marks:
 
         Those of another class than torch's own have reasons for it.
         """
-        if set(map(type, self._parameters)) != PLAIN:
+        if not PLAIN.issuperset(map(type, self._parameters)):
             return False
         self._thread = threading.get_ident()
         self.are_on = True
@@ -72,8 +73,16 @@ class Marks:
         """Whether the pass for which they are on, if they are, runs in this thread."""
         return self._thread == threading.get_ident()
 
+    def have_company(self, types: Iterable[type]) -> bool:
+        """Whether there are other classes among the types of an op that want to be asked."""
+        return not PLAIN.issuperset(kind for kind in types if kind is not self._kind)
+
     def _meet(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if not self.are_on or not self.are_of_this_thread:
             with torch._C.DisableTorchFunctionSubclass():

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import islice
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as of_all
 
-from virtualgrad.virtual.leaves import Leaf
+from virtualgrad.virtual import leaves
+from virtualgrad.virtual.leaves import Leaf, is_sequence
 from virtualgrad.virtual.ops import Transforms
 from virtualgrad.virtual.remembered import Layer, LeftOut, Part
 from virtualgrad.virtual.tracking import Pass, Transform
+
+if TYPE_CHECKING:
+    from virtualgrad.virtual.attached_class import Bound
 
 SITUATIONS_IN_CPP = 8
 """Of a layer, the last ones: they are compared one by one."""
@@ -48,7 +55,46 @@ AXES: dict[type[nn.Module], list[int]] = {
 """How many axes an input may have."""
 
 
-def known_layer(
+def known_module(  # noqa: PLR0917 - what is known of it
+    library: ModuleType,
+    others: Any,
+    bound: Bound,
+    base: type[nn.Module],
+    method: str,
+    memory: LeftOut | Layer | None,
+    intercept: Any,
+) -> Any:
+    """A module for C++ to run again; None if it is none that can.
+
+    Args:
+        library: the built one.
+        others: the modules that it knows.
+        bound: the module.
+        base, method: its class, as it was before, and what runs it there.
+        memory: how it was run, if it is a layer of torch.nn.
+        intercept: the interception of its model.
+    """
+    if bound.leaf is not None and memory is not None:
+        return _known_layer(library, bound.leaf, bound.module, memory)
+    where = (bound.path, intercept)
+    if method == "forward" and is_sequence(base.forward):
+        return library.KnownSequence(bound.module, base, *where, _calls(library), others)
+    return library.KnownModule(bound.module, base, method, *where)
+
+
+@cache
+def _calls(library: ModuleType) -> Any:
+    """What a call of a module is, for C++."""
+    hooks = [
+        of_all._global_forward_hooks,
+        of_all._global_forward_pre_hooks,
+        of_all._global_backward_hooks,
+        of_all._global_backward_pre_hooks,
+    ]
+    return library.Calls(vars(leaves), vars(torch.autograd.profiler), hooks)
+
+
+def _known_layer(
     library: ModuleType, leaf: Leaf, module: nn.Module, memory: LeftOut | Layer
 ) -> Any:
     """A layer for C++ to run again; None if it is none that can.
@@ -63,7 +109,9 @@ def known_layer(
     if not leaf.is_all_of(module) or not all(name in own for name in names):
         return None
     is_left_out = isinstance(memory, LeftOut)
-    if not (_is_left_out(module, memory) if is_left_out else _is_as_run(library, leaf, module, memory)):
+    if not (
+        _is_left_out(module, memory) if is_left_out else _is_as_run(library, leaf, module, memory)
+    ):
         return None
     layer = _without_t(library, leaf, module) if is_left_out else memory.apply
     known = library.KnownLayer(
@@ -82,7 +130,8 @@ def known_layer(
     if not is_left_out:
         last = islice(reversed(memory.parts.items()), SITUATIONS_IN_CPP)
         for (number, weight, x, *others), parts in last:
-            known.add((number, list(weight), list(x), *others), library.Parts(*_parts(parts)))
+            if all(type(size) is int for size in (*weight, *x)):  # none of a nested tensor's
+                known.add((number, list(weight), list(x), *others), library.Parts(*_parts(parts)))
     return known
 
 

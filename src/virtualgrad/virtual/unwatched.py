@@ -32,7 +32,7 @@ from virtualgrad.virtual.leaves import (
 )
 from virtualgrad.virtual.marks import Marks
 from virtualgrad.virtual.memories import Memories
-from virtualgrad.virtual.native_forward import known_layer
+from virtualgrad.virtual.native_forward import known_module
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
 from virtualgrad.virtual.refusals import refuse_late_compilation
@@ -56,6 +56,7 @@ class Unwatched(TorchFunctionMode):
         sees_all_ops: whether it wants to see ops that meet no parameter as well.
         is_shared: whether a second optimizer has parameters of the same model.
         was_compiled: whether a part of the model was: a compiler must not meet marks.
+        has_met_classes: whether there were tensors with a torch function of their own.
         is_by_marks: whether the pass that runs is one by marks.
     """
 
@@ -63,6 +64,7 @@ class Unwatched(TorchFunctionMode):
     sees_all_ops = False
     is_shared = False
     was_compiled = False
+    has_met_classes = False
 
     def __init__(self, tracked: TrackedParameters, passes: Passes, batch_dim: int) -> None:
         super().__init__()
@@ -84,10 +86,13 @@ class Unwatched(TorchFunctionMode):
     def mark(self) -> bool:
         """Begin an eager pass that needs no mode: mark the parameters; False where it needs one.
 
-        The first pass has it on: what is compiled in the model is compiled then.
+        The first pass has it on: what is compiled in the model is compiled then, and tensors whose
+        classes want to be asked at ops, too, and need not know what to make of marks, are met.
         """
         is_first, self._is_first = self._is_first, False
-        if is_first or self.was_compiled or self.is_shared or self.is_sharded or self.sees_all_ops:
+        if is_first or self.is_sharded or self.sees_all_ops:
+            return False
+        if self.was_compiled or self.is_shared or self.has_met_classes:
             return False
         if torch._C._get_tracing_state() or not self._put_marks_on():
             return False
@@ -126,11 +131,12 @@ class Unwatched(TorchFunctionMode):
         """Run a torch function that takes a marked parameter."""
         if torch.compiler.is_compiling():
             refuse_late_compilation()
-        if len(types) > 1:  # other classes want to be asked, too, and know nothing of marks
+        if self._marks.have_company(types):  # which wants to be asked, too
+            self.has_met_classes = True
             self._watch()
             return func(*args, **kwargs)
         with DisableTorchFunctionSubclass():
-            result = self.__torch_function__(func, types, args, kwargs)
+            result = self.__torch_function__(func, (), args, kwargs)
         if self.tracked.views:
             self._watch()
         return result
@@ -171,12 +177,10 @@ class Unwatched(TorchFunctionMode):
         if self._known is None:
             self._known = library.KnownModules()
             self.run_known = self._known.run
-        if bound.leaf is None or memory is None:
-            known = library.KnownModule(module, base, method, bound.path, self)
-        else:
-            with DisableTorchFunctionSubclass():
-                known = known_layer(library, bound.leaf, module, memory)
+        with DisableTorchFunctionSubclass():
+            known = known_module(library, self._known, bound, base, method, memory, self)
         if known is not None:
+            known.came_by(bound.kind, bound.run)
             self._known.put(module, known)
 
     def forget_layers(self) -> None:
