@@ -67,6 +67,15 @@ class Known {
   // Run it on an input; null if Python has to.
   virtual py::object run(const CurrentPass& pass, const py::object& x) const = 0;
 
+  // Show Python's collector of garbage what is kept of Python here: a model has its classes, and
+  // they have this, which has the model.
+  virtual int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(module_.ptr());
+    Py_VISIT(kind_.ptr());
+    Py_VISIT(forward_of_kind_.ptr());
+    return 0;
+  }
+
  protected:
   py::object module_;
 
@@ -77,8 +86,8 @@ class Known {
 // A layer that was run before.
 class KnownLayer : public Known {
  public:
-  using Entry = std::tuple<py::dict, py::object, py::object>;       // (a dict, a name, its value)
-  using Attribute = std::tuple<py::object, py::object, py::object>;  // (a class, a name, its value)
+  using Entry = std::tuple<py::object, py::object, py::object>;  // (a dict, a name, its value)
+  using Attribute = Entry;                                        // (a class, a name, its value)
 
   // Args:
   //   module, own: the module, and its __dict__.
@@ -121,6 +130,17 @@ class KnownLayer : public Known {
   py::object run(const CurrentPass& pass, const py::object& x) const override {
     if (reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) != THPVariableClass || !is_same()) return {};
     return run(pass, THPVariable_Unpack(x.ptr()));
+  }
+
+  int traverse(visitproc visit, void* arg) const override {
+    Py_VISIT(own_.ptr());
+    for (const auto* found : {&entries_, &attributes_}) {
+      for (const auto& [place, name, value] : *found) {
+        Py_VISIT(place.ptr());
+        Py_VISIT(value.ptr());
+      }
+    }
+    return Known::traverse(visit, arg);
   }
 
  private:
@@ -240,6 +260,13 @@ class KnownModule : public Known {
     return run_forward(x);
   }
 
+  int traverse(visitproc visit, void* arg) const override {
+    Py_VISIT(base_.ptr());
+    Py_VISIT(path_.ptr());
+    Py_VISIT(intercept_.ptr());
+    return Known::traverse(visit, arg);
+  }
+
  protected:
   virtual py::object run_forward(const py::object& x) const {
     return base_.attr(method_)(module_, x);  // others may have put theirs in its place since
@@ -259,7 +286,22 @@ class KnownModules {
     known_[module.ptr()] = std::move(known);
   }
 
-  void clear() { known_.clear(); }
+  void clear() {
+    const auto gone = std::exchange(known_, {});  // whatever goes with them may come here
+    pass_.reset();
+  }
+
+  int traverse(visitproc visit, void* arg) const {
+    for (const auto& [_, known] : known_) {
+      if (known.use_count() > 1) continue;  // it is somebody else's, too
+      if (const int done = known->traverse(visit, arg)) return done;
+    }
+    if (pass_) {
+      Py_VISIT(pass_->current.ptr());
+      Py_VISIT(pass_->uses.ptr());
+    }
+    return 0;
+  }
 
   // From now on, in this thread, what is run belongs to a pass of so many samples.
   void begin(py::object current, std::optional<int64_t> batch_size, int64_t batch_dim) {
@@ -303,6 +345,28 @@ class KnownModules {
   std::thread::id thread_;
 };
 
+inline bool is_made(PyObject* object) {
+  auto* const made = reinterpret_cast<py::detail::instance*>(object);
+  return made->get_value_and_holder().holder_constructed();
+}
+
+// Let Python's collector of garbage look into objects of a class, and clear them.
+template <typename Kind>
+py::custom_type_setup collectable() {
+  return py::custom_type_setup([](PyHeapTypeObject* heap_type) {
+    auto* const type = &heap_type->ht_type;
+    type->tp_flags |= Py_TPFLAGS_HAVE_GC;
+    type->tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+      Py_VISIT(Py_TYPE(self));
+      return is_made(self) ? py::cast<Kind&>(py::handle(self)).traverse(visit, arg) : 0;
+    };
+    type->tp_clear = [](PyObject* self) {
+      if (is_made(self)) py::cast<Kind&>(py::handle(self)).clear();
+      return 0;
+    };
+  });
+}
+
 inline void show_forward(py::module_& module) {
   py::class_<Known, std::shared_ptr<Known>>(module, "Known").def("came_by", &Known::came_by);
   py::class_<KnownLayer, Known, std::shared_ptr<KnownLayer>>(module, "KnownLayer")
@@ -316,7 +380,7 @@ inline void show_forward(py::module_& module) {
       .def("add", &KnownLayer::add);
   py::class_<KnownModule, Known, std::shared_ptr<KnownModule>>(module, "KnownModule")
       .def(py::init<py::object, py::object, py::str, py::object, py::object>());
-  py::class_<KnownModules>(module, "KnownModules")
+  py::class_<KnownModules>(module, "KnownModules", collectable<KnownModules>())
       .def(py::init<>())
       .def("put", &KnownModules::put)
       .def("clear", &KnownModules::clear)

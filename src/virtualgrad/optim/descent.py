@@ -119,7 +119,7 @@ class VirtualGradientDescent(Optimizer):
         except BaseException:
             self.detach()  # the model and its parameters are as free as before
             raise
-        weakref.finalize(self, self._attachment.detach)
+        weakref.finalize(self, _detach, weakref.ref(self._attachment))
 
     # What a copied or unpickled optimizer has: it is not attached.
     _attachment: Attachment | None = None
@@ -342,3 +342,13 @@ class VirtualGradientDescent(Optimizer):
         detached = "" if is_attached else " (detached)"
         first = f"{type(self).__name__} on {title}: {count:,} parameters{detached}"
         return "\n".join([first, *summary(self.param_groups)])
+
+
+def _detach(attachment: weakref.ref[Attachment]) -> None:
+    """Put a model back when its optimizer has gone, if it is still there.
+
+    (A strong reference here would keep alive a model that has its optimizer, and so both.)
+    """
+    left = attachment()
+    if left is not None:
+        left.detach()

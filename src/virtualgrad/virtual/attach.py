@@ -122,31 +122,16 @@ class Attachment:
         intercept = self.intercept
         intercept.begin(self._batch_size(module, args, kwargs), module.training)
         try:
-            if torch.compiler.is_compiling() or not self._mark(args, kwargs):
+            if torch.compiler.is_compiling():
                 with intercept:
                     return forward(module, *args, **kwargs)
-            try:
-                return forward(module, *args, **kwargs)
-            finally:
-                intercept.unmark()
+            by_marks = _may_meet_marks(args, kwargs)
+            return intercept.run_pass(forward, module, args, kwargs, by_marks=by_marks)
         except BaseException:
             intercept.end_step(failed=True)  # an exception may keep the half-made graph alive
             raise
         finally:
             intercept.leave()
-
-    def _mark(self, args: Any, kwargs: Any) -> bool:
-        """Mark the parameters for a pass that needs no mode; False where it needs one.
-
-        Inputs with a torch function of their own need not know what to make of marks.
-        """
-        if is_recomputing():
-            return False
-        if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # as a rule
-            return self.intercept.mark()
-        inputs = tensors_of((args, kwargs), True)
-        are_plain = all(type(each) in PLAIN for each in inputs if isinstance(each, Tensor))
-        return are_plain and self.intercept.mark()
 
     def _batch_size(self, module: nn.Module, args: Any, kwargs: Any) -> int | None:
         """The number of samples in the inputs of a pass, if there are any."""
@@ -171,9 +156,9 @@ class Attachment:
 
     @settled_while_tracing
     def meets_marks(self) -> bool:
-        """Whether a compiler comes to the middle of a pass by marks; there is no such pass again."""
+        """Whether a compiler comes to marked parameters; there will be none any more."""
         self.intercept.was_compiled = True
-        return self.intercept.is_by_marks
+        return self.intercept.has_marks_on
 
     @settled_while_tracing
     def _warn(self, name: str, strange: str) -> None:
@@ -200,6 +185,19 @@ class Attachment:
         finally:
             self._thread = None
             self._turn.release()
+
+
+def _may_meet_marks(args: Any, kwargs: Any) -> bool:
+    """Whether a pass on these inputs may have marked parameters.
+
+    Inputs with a torch function of their own need not know what to make of them.
+    """
+    if is_recomputing():
+        return False
+    if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # as a rule
+        return True
+    inputs = tensors_of((args, kwargs), True)
+    return all(type(each) in PLAIN for each in inputs if isinstance(each, Tensor))
 
 
 def is_recomputing() -> bool:

@@ -26,6 +26,7 @@ from virtualgrad.virtual.synchronised import seen
 
 if TYPE_CHECKING:
     from virtualgrad.virtual.attach import Attachment
+    from virtualgrad.virtual.intercept import Intercept
 
 BINDING = "_virtualgrad_attachment"
 
@@ -46,6 +47,7 @@ class Bound(NamedTuple):
         path: its name in the model.
         leaf: what its forward does, if that is known.
         own: what it calls its tracked parameters -> their names.
+        intercept: of the attachment.
         others: attachments that have given it a class before.
         hides_parameters: whether its forward calls its op by a Function that torch has written.
     """
@@ -56,6 +58,7 @@ class Bound(NamedTuple):
     path: str
     leaf: Leaf | None
     own: Mapping[str, str]
+    intercept: Intercept
     others: tuple[Attachment, ...]
     hides_parameters: bool
 
@@ -91,6 +94,7 @@ class Classes:
             path,
             leaf_of(module) if method == "forward" else None,
             self._attachment.intercept.own_parameters(module),
+            self._attachment.intercept,
             others,
             isinstance(module, nn.SyncBatchNorm) and method == "forward",
         )
@@ -117,43 +121,54 @@ def _run_watched(
 ) -> Callable[..., Any]:
     """The method of a class whose modules run under the interception."""
     intercept = attachment.intercept
+    in_cpp = intercept.in_cpp
     run_sequence = functools.partial(intercept.run_sequence, bound)
 
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            run_known = intercept.run_known
-            if run_known is not None and len(args) == 1 and not kwargs:
-                done = run_known(self, args[0])
-                if done is not NotImplemented:
-                    return done
+        is_eager = not torch.compiler.is_compiling()
+        if is_eager and in_cpp.run is not None and len(args) == 1 and not kwargs:
+            done = in_cpp.run(self, args[0])
+            if done is not NotImplemented:
+                return done
         forward = getattr(base, method)  # others may have put theirs in its place since
         known = bound.get(id(self))
         if known is None or known.module is not self:
             return forward(self, *args, **kwargs)
         if not attachment.active or not torch.is_grad_enabled():
             return forward(self, *args, **kwargs)
-        if torch.compiler.is_compiling():
-            _refuse_compiled(known, is_sharded=intercept.is_sharded)
-            if attachment.meets_marks():
-                refuse_late_compilation()
-            in_model = intercept.path is not None  # and our mode is on
-            if in_model and attachment.is_left_out(id(self)) and _is_on_activation_alone(args):
-                with DisableTorchFunction():  # it need not be looked at to be left out
-                    return forward(self, *args, **kwargs)
-        else:
-            if intercept.is_sharded:
-                intercept.meet(self, known.own)
-            if len(args) == 1 and not kwargs:
-                if known.leaf is not None:
-                    done = intercept.run_leaf(known.leaf, known.path, forward, self, args[0])
-                    if done is None:
-                        done = attachment.call(known.path, forward, self, args, kwargs)
-                    intercept.learn(known, base, method)
-                    return done
-                if not known.hides_parameters and intercept.path is not None:
-                    intercept.learn(known, base, method)
-                if is_sequence(forward):
-                    forward = run_sequence
+        if not is_eager:
+            return run_compiled(known, forward, self, args, kwargs)
+        if intercept.is_sharded:
+            intercept.meet(self, known.own)
+        if len(args) == 1 and not kwargs:
+            return run_on_one(known, forward, self, args)
+        return run_by_call(known, forward, self, args, kwargs)
+
+    def run_on_one(known: Bound, forward: Any, self: nn.Module, args: tuple[Any]) -> Any:
+        done = memory = None
+        if known.leaf is not None:
+            done = intercept.run_leaf(known.leaf, known.path, forward, self, args[0])
+        elif is_sequence(forward):
+            forward = run_sequence
+        if done is None:
+            done = run_by_call(known, forward, self, args, {})
+        if not intercept.is_shared and not known.hides_parameters:
+            if known.leaf is not None:
+                memory = intercept.memory_of(known.leaf, known.path, self)
+            in_cpp.learn(known, base, method, memory)
+        return done
+
+    def run_compiled(known: Bound, forward: Any, self: nn.Module, args: Any, kwargs: Any) -> Any:
+        _refuse_compiled(known, is_sharded=intercept.is_sharded)
+        if attachment.meets_marks():
+            refuse_late_compilation()
+        in_model = intercept.path is not None  # and our mode is on
+        if in_model and attachment.is_left_out(id(self)) and _is_on_activation_alone(args):
+            with DisableTorchFunction():  # it need not be looked at to be left out
+                return forward(self, *args, **kwargs)
+        return run_by_call(known, forward, self, args, kwargs)
+
+    def run_by_call(known: Bound, forward: Any, self: nn.Module, args: Any, kwargs: Any) -> Any:
         if known.hides_parameters:
             forward = seen(forward, intercept, known.path)
         return attachment.call(known.path, forward, self, args, kwargs)

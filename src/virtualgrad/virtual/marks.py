@@ -11,19 +11,23 @@ pass is a plain one.
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
 
 Meet = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 """(torch function, types, args, kwargs) -> result, for a function that takes a marked parameter."""
 
 PLAIN = {Tensor, nn.Parameter}
 """Classes of tensors that are asked for nothing."""
+
+
+class Marked(nn.Parameter):
+    """A parameter with a mark, of whichever model; each model has a class of its own."""
 
 
 class Marks:
@@ -53,20 +57,20 @@ class Marks:
 
         Those of another class than torch's own have reasons for it.
         """
-        if not PLAIN.issuperset(map(type, self._parameters)):
+        if any([type(parameter) is not nn.Parameter for parameter in self._parameters]):
             return False
         self._thread = threading.get_ident()
         self.are_on = True
         kind = self._kind
         for parameter in self._parameters:
-            parameter.__class__ = kind  # type: ignore[assignment]
+            parameter.__class__ = kind
         return True
 
     def take_off(self) -> None:
         """Make plain parameters of them again."""
         self.are_on = False
         for parameter in self._parameters:
-            parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+            parameter.__class__ = nn.Parameter
 
     @property
     def are_of_this_thread(self) -> bool:
@@ -85,7 +89,7 @@ class Marks:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if not self.are_on or not self.are_of_this_thread:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return self._run(func, types, args, kwargs or {})
 
@@ -93,29 +97,20 @@ class Marks:
 def _marked_class(meet: Callable[..., Any]) -> type[nn.Parameter]:
     """A class of parameters whose torch functions go to ``meet``."""
 
-    class Parameter(nn.Parameter):
+    class Parameter(Marked):
         @classmethod
         def __torch_function__(
             cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
             return meet(func, types, args, kwargs)
 
-        def __deepcopy__(self, memo: Any) -> Any:
-            return _as_plain(self, lambda plain: copy.deepcopy(plain, memo))
-
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            return _as_plain(self, lambda plain: plain.__reduce_ex__(protocol))
+        def __deepcopy__(self, memo: Any) -> Any:  # that of nn.Parameter makes one of its class
+            if id(self) not in memo:
+                with DisableTorchFunctionSubclass():
+                    values = self.data.clone(memory_format=torch.preserve_format)
+                    memo[id(self)] = nn.Parameter(values, self.requires_grad)
+            return memo[id(self)]
 
     Parameter.__qualname__ = nn.Parameter.__qualname__
     Parameter.__module__ = nn.Parameter.__module__
     return Parameter
-
-
-def _as_plain(marked: Any, make: Callable[[nn.Parameter], Any]) -> Any:
-    """What is made of a marked parameter while it is a plain one."""
-    kind = type(marked)
-    marked.__class__ = nn.Parameter
-    try:
-        return make(marked)
-    finally:
-        marked.__class__ = kind

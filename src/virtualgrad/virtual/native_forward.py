@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
 from torch.nn.modules import module as of_all
 
+from virtualgrad.native import built
 from virtualgrad.virtual import leaves
 from virtualgrad.virtual.leaves import Leaf, is_sequence
 from virtualgrad.virtual.ops import Transforms
@@ -55,31 +57,84 @@ AXES: dict[type[nn.Module], list[int]] = {
 """How many axes an input may have."""
 
 
-def known_module(  # noqa: PLR0917 - what is known of it
-    library: ModuleType,
-    others: Any,
-    bound: Bound,
-    base: type[nn.Module],
-    method: str,
-    memory: LeftOut | Layer | None,
-    intercept: Any,
-) -> Any:
-    """A module for C++ to run again; None if it is none that can.
+class InCpp:
+    """The modules of a model that C++ runs again.
 
-    Args:
-        library: the built one.
-        others: the modules that it knows.
-        bound: the module.
-        base, method: its class, as it was before, and what runs it there.
-        memory: how it was run, if it is a layer of torch.nn.
-        intercept: the interception of its model.
+    Attributes:
+        run: (module, input) -> output, or NotImplemented where Python has to run it; None as long
+            as nothing is known.
     """
-    if bound.leaf is not None and memory is not None:
-        return _known_layer(library, bound.leaf, bound.module, memory)
-    where = (bound.path, intercept)
-    if method == "forward" and is_sequence(base.forward):
-        return library.KnownSequence(bound.module, base, *where, _calls(library), others)
-    return library.KnownModule(bound.module, base, method, *where)
+
+    def __init__(self) -> None:
+        self.run: Callable[[nn.Module, Any], Any] | None = None
+        self._known: Any = None
+        self._learned: dict[int, tuple[LeftOut | Layer | None, int]] = {}
+
+    def begin(self, current: Pass, batch_dim: int) -> None:
+        """What is run from now on, in this thread, belongs to a pass."""
+        if self._known is not None:
+            self._known.begin(current, current.batch_size, batch_dim)
+
+    def end(self) -> None:
+        """What is run from now on, Python has to run."""
+        if self._known is not None:
+            self._known.end()
+
+    def clear(self) -> None:
+        """Forget all modules."""
+        self._learned.clear()
+        if self._known is not None:
+            self._known.clear()
+
+    def learn(
+        self, bound: Bound, base: type[nn.Module], method: str, memory: LeftOut | Layer | None
+    ) -> None:
+        """Have C++ run a module from now on as it was run just now, where it was built.
+
+        Args:
+            bound: the module.
+            base: its class, as it was before.
+            method: by which it runs there.
+            memory: how it was run, if it is a layer of torch.nn.
+        """
+        if torch.compiler.is_compiling():  # behind a graph break: what is found here is no tensor's
+            return
+        runs = 0
+        if memory is not None:
+            runs = len(memory.numbers if isinstance(memory, LeftOut) else memory.parts)
+        known = self._learned.get(id(bound.module))
+        if known is not None and known[0] is memory and known[1] == runs:
+            return
+        library = built()
+        if library is None:
+            return
+        self._learned[id(bound.module)] = memory, runs
+        if self._known is None:
+            self._known = library.KnownModules()
+            self.run = self._known.run
+        with DisableTorchFunctionSubclass():
+            made = self._made(library, bound, base, method, memory)
+        if made is not None:
+            made.came_by(bound.kind, bound.run)
+            self._known.put(bound.module, made)
+
+    def _made(
+        self,
+        library: ModuleType,
+        bound: Bound,
+        base: type[nn.Module],
+        method: str,
+        memory: LeftOut | Layer | None,
+    ) -> Any:
+        """A module for C++ to run; None if it is none that can."""
+        if bound.leaf is not None:
+            if isinstance(memory, LeftOut):
+                return _left_out_layer(library, bound.leaf, bound.module, memory)
+            return memory and _layer_with_t(library, bound.leaf, bound.module, memory)
+        if method == "forward" and is_sequence(base.forward):
+            where = (bound.path, bound.intercept, _calls(library), self._known)
+            return library.KnownSequence(bound.module, base, *where)
+        return library.KnownModule(bound.module, base, method, bound.path, bound.intercept)
 
 
 @cache
@@ -94,45 +149,50 @@ def _calls(library: ModuleType) -> Any:
     return library.Calls(vars(leaves), vars(torch.autograd.profiler), hooks)
 
 
-def _known_layer(
-    library: ModuleType, leaf: Leaf, module: nn.Module, memory: LeftOut | Layer
-) -> Any:
-    """A layer for C++ to run again; None if it is none that can.
+def _layer_with_t(library: ModuleType, leaf: Leaf, module: nn.Module, memory: Layer) -> Any:
+    """A layer at which T acts, in the situations in which it was run last."""
+    if not _is_known(leaf, module) or not _is_as_run(library, leaf, module, memory):
+        return None
+    batches = _counted_batches(leaf, module)
+    known = _known_layer(library, leaf, module, memory, layer=memory.apply, batches=batches)
+    last = islice(reversed(memory.parts.items()), SITUATIONS_IN_CPP)
+    for (number, weight, x, *others), parts in last:
+        if all(type(size) is int for size in (*weight, *x)):  # none of a nested tensor's
+            known.add((number, list(weight), list(x), *others), library.Parts(*_parts(parts)))
+    return known
 
-    Args:
-        library: the built one.
-        leaf: what the layer does.
-        module: the layer, which was run just now.
-        memory: how it was run.
-    """
-    own, names = vars(module), OPTIONS[leaf.name]
-    if not leaf.is_all_of(module) or not all(name in own for name in names):
+
+def _left_out_layer(library: ModuleType, leaf: Leaf, module: nn.Module, memory: LeftOut) -> Any:
+    """A layer that T leaves out."""
+    if not _is_known(leaf, module) or not _is_left_out(module, memory):
         return None
-    is_left_out = isinstance(memory, LeftOut)
-    if not (
-        _is_left_out(module, memory) if is_left_out else _is_as_run(library, leaf, module, memory)
-    ):
-        return None
-    layer = _without_t(library, leaf, module) if is_left_out else memory.apply
-    known = library.KnownLayer(
+    layer = _without_t(library, leaf, module)
+    batches = None if layer is None else _counted_batches(leaf, module)
+    uses = (list(memory.numbers), AXES.get(leaf.layer, []))
+    return _known_layer(library, leaf, module, memory, layer=layer, batches=batches, left_out=uses)
+
+
+def _known_layer(
+    library: ModuleType, leaf: Leaf, module: nn.Module, memory: LeftOut | Layer, **how: Any
+) -> Any:
+    parameters = [each for each in module._parameters.values() if each is not None]
+    return library.KnownLayer(
         module=module,
-        own=own,
-        entries=_entries(leaf, module, names),
+        own=vars(module),
+        entries=_entries(leaf, module),
         attributes=_attributes(leaf, module),
-        wanted=[(t, t.requires_grad) for t in module._parameters.values() if t is not None],
+        wanted=[(each, each.requires_grad) for each in parameters],
         key=memory.key,
         weight=memory.weight,
-        layer=layer,
         forward=leaf.forward,
-        left_out=(list(memory.numbers), AXES.get(leaf.layer, [])) if is_left_out else None,
-        batches=None if layer is None else _counted_batches(leaf, module),
+        **{"left_out": None, **how},
     )
-    if not is_left_out:
-        last = islice(reversed(memory.parts.items()), SITUATIONS_IN_CPP)
-        for (number, weight, x, *others), parts in last:
-            if all(type(size) is int for size in (*weight, *x)):  # none of a nested tensor's
-                known.add((number, list(weight), list(x), *others), library.Parts(*_parts(parts)))
-    return known
+
+
+def _is_known(leaf: Leaf, module: nn.Module) -> bool:
+    """Whether all is known by which the forward of a layer goes."""
+    own = vars(module)
+    return leaf.is_all_of(module) and all(name in own for name in OPTIONS[leaf.name])
 
 
 def _is_left_out(module: nn.Module, memory: LeftOut) -> bool:
@@ -175,8 +235,9 @@ def _counted_batches(leaf: Leaf, module: Any) -> Tensor | None:
     return batches
 
 
-def _entries(leaf: Leaf, module: nn.Module, names: Sequence[str]) -> list[tuple[Any, str, Any]]:
+def _entries(leaf: Leaf, module: nn.Module) -> list[tuple[Any, str, Any]]:
     """What dicts must have for a layer to run as it did: (dict, name, value)."""
+    names = OPTIONS[leaf.name]
     own, parameters, buffers = vars(module), module._parameters, module._buffers
     found: list[tuple[Any, str, Any]] = [(vars(F), leaf.name, leaf.function)]
     found += [(own, name, own[name]) for name in ("_parameters", *names)]
@@ -194,7 +255,7 @@ def _attributes(leaf: Leaf, module: nn.Module) -> list[tuple[type, str, Any]]:
 
 
 def _parts(parts: Sequence[Part]) -> tuple[Callable[[Pass], Transforms], Any, Any, bool]:
-    """What makes the transforms of a pass; if there is one, its operator and site; whom it serves."""
+    """What makes the transforms of a pass; if it is one, its operator, its site, whom it serves."""
 
     def make(current: Pass) -> Transforms:
         made: Transforms = {}

@@ -20,6 +20,7 @@ from virtualgrad.operators.finite import PLAIN
 from virtualgrad.operators.native_transform import for_layer
 from virtualgrad.virtual.convolutions import Convolution, Geometry
 from virtualgrad.virtual.layer_norms import LayerNorm
+from virtualgrad.virtual.marks import Marked
 from virtualgrad.virtual.native_contexts import Gradients, Run, context
 from virtualgrad.virtual.native_norms import native_batch_norm, native_layer_norm
 from virtualgrad.virtual.norms import BatchNorm
@@ -42,7 +43,8 @@ def native_layer(
     library = None if make is None else built()
     if make is None or library is None or _is_traced_backward():
         return None
-    if not all(type(other) in PLAIN for other in others if isinstance(other, Tensor)):
+    tensors = [other for other in others if isinstance(other, Tensor)]
+    if not all(type(tensor) in PLAIN or isinstance(tensor, Marked) for tensor in tensors):
         return None
     return make(library, others if shape is None else (*others, shape), python)
 

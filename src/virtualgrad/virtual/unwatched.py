@@ -1,15 +1,11 @@
-"""Encapsulation 1, what the interception need not see.
+"""Encapsulation 1, layers that the interception need not see: they run with mode and marks off.
 
-Ops without parameters: in an eager pass its mode is off as a rule, and parameters are marked
-(:mod:`.marks`), so that only ops that take one come by. The mode is on where that would not do:
-in the first pass, in compiled ones, and as long as there are views of parameters, which have no
-mark. And layers of torch.nn run as they ran before: which :mod:`.leaves` knows, how
-:mod:`.memories`.
+Which they are :mod:`.leaves` knows, how they ran before :mod:`.memories`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +16,7 @@ from torch._C import (
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
 )
-from torch.overrides import TorchFunctionMode
 
-from virtualgrad.native import built
 from virtualgrad.virtual.leaves import (
     BareLeaf,
     Leaf,
@@ -30,165 +24,38 @@ from virtualgrad.virtual.leaves import (
     is_called_plainly,
     may_skip_calls,
 )
-from virtualgrad.virtual.marks import Marks
 from virtualgrad.virtual.memories import Memories
-from virtualgrad.virtual.native_forward import known_module
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
-from virtualgrad.virtual.refusals import refuse_late_compilation
 from virtualgrad.virtual.remembered import Layer, LeftOut
+from virtualgrad.virtual.watching import Watching
 
 if TYPE_CHECKING:
     from virtualgrad.virtual.attached_class import Bound
 
 
-class Unwatched(TorchFunctionMode):
-    """A torch function mode that layers of torch.nn can do without.
+class Unwatched(Watching):
+    """An interception that layers of torch.nn can do without.
 
     Args:
         tracked: the tracked parameters.
         passes: the passes of the model.
         batch_dim: the axis of the inputs that counts samples.
-
-    Attributes:
-        path: of the module that runs; None outside of the model.
-        is_sharded: whether tensors have to be met before they are known by a name (FSDP).
-        sees_all_ops: whether it wants to see ops that meet no parameter as well.
-        is_shared: whether a second optimizer has parameters of the same model.
-        was_compiled: whether a part of the model was: a compiler must not meet marks.
-        has_met_classes: whether there were tensors with a torch function of their own.
-        is_by_marks: whether the pass that runs is one by marks.
     """
 
-    is_sharded = False
-    sees_all_ops = False
-    is_shared = False
-    was_compiled = False
-    has_met_classes = False
-
     def __init__(self, tracked: TrackedParameters, passes: Passes, batch_dim: int) -> None:
-        super().__init__()
-        self.tracked = tracked
-        self.passes = passes
-        self.batch_dim = batch_dim
-        self.path: str | None = None
+        super().__init__(tracked, passes, batch_dim)
         self._memories = Memories(tracked)
-        self._marks = Marks(self._meet)
-        self._is_first = True  # the pass to come
-        self._known: Any = None  # of C++, where it was built
-        self._learned: dict[int, tuple[LeftOut | Layer | None, int]] = {}  # module -> how it ran
-        self.run_known: Callable[[nn.Module, Any], Any] | None = None  # as they are run there
-        self.is_by_marks = False
-        self._modes_around = 0  # that pass
 
-    # ---------------------------------------------------------------- by marks, or by the mode
-
-    def mark(self) -> bool:
-        """Begin an eager pass that needs no mode: mark the parameters; False where it needs one.
-
-        The first pass has it on: what is compiled in the model is compiled then, and tensors whose
-        classes want to be asked at ops, too, and need not know what to make of marks, are met.
-        """
-        is_first, self._is_first = self._is_first, False
-        if is_first or self.is_sharded or self.sees_all_ops:
-            return False
-        if self.was_compiled or self.is_shared or self.has_met_classes:
-            return False
-        if torch._C._get_tracing_state() or not self._put_marks_on():
-            return False
-        self.is_by_marks = True
-        self._modes_around = _len_torch_function_stack()
-        return True
-
-    def _put_marks_on(self) -> bool:
-        if not self._marks.put_on():
-            return False
-        if self._known is not None:
-            current = self.passes.current
-            self._known.begin(current, current.batch_size, self.batch_dim)
-        return True
-
-    def _take_marks_off(self) -> None:
-        self._marks.take_off()
-        if self._known is not None:
-            self._known.end()
-
-    def unmark(self) -> None:
-        """End a pass by marks."""
-        self.is_by_marks = False
-        if self._marks.are_on:
-            self._take_marks_off()
-        else:
-            _take_out(self)
-
-    def look_again(self) -> None:
-        """At the beginning of a module: mark parameters again if no view of them is left."""
-        if self.is_by_marks and not self._marks.are_on and not self.tracked.has_living_views():
-            _take_out(self)
-            self._put_marks_on()
-
-    def _meet(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a torch function that takes a marked parameter."""
-        if torch.compiler.is_compiling():
-            refuse_late_compilation()
-        if self._marks.have_company(types):  # which wants to be asked, too
-            self.has_met_classes = True
-            self._watch()
-            return func(*args, **kwargs)
-        with DisableTorchFunctionSubclass():
-            result = self.__torch_function__(func, (), args, kwargs)
-        if self.tracked.views:
-            self._watch()
-        return result
-
-    def _watch(self) -> None:
-        """Put the mode on in place of the marks, where it were if it had been on from the start."""
-        if self._marks.are_on:
-            self._take_marks_off()
-            above = _len_torch_function_stack() - self._modes_around
-            modes = [_pop_torch_function_stack() for _ in range(above)]
-            for mode in (self, *reversed(modes)):
-                _push_on_torch_function_stack(mode)
-
-    # ---------------------------------------------------------------- layers of torch.nn
-
-    def learn(self, bound: Bound, base: type[nn.Module], method: str) -> None:
-        """Have C++ run a module from now on as it was run just now, where it was built.
-
-        Args:
-            bound: the module.
-            base, method: its class, as it was before, and what runs it there.
-        """
-        memory, runs, module = None, 0, bound.module
-        if bound.leaf is not None:
-            weight = module._parameters.get("weight")
-            memory = self._memories.layers.get((bound.leaf.function, bound.path, id(weight)))
-            if memory is None:
-                return
-            runs = len(memory.numbers if isinstance(memory, LeftOut) else memory.parts)
-        learned = self._learned.get(id(module))
-        is_learned = learned is not None and learned[0] is memory and learned[1] == runs
-        if is_learned or self.is_shared:
-            return
-        library = built()
-        if library is None:
-            return
-        self._learned[id(module)] = memory, runs
-        if self._known is None:
-            self._known = library.KnownModules()
-            self.run_known = self._known.run
-        with DisableTorchFunctionSubclass():
-            known = known_module(library, self._known, bound, base, method, memory, self)
-        if known is not None:
-            known.came_by(bound.kind, bound.run)
-            self._known.put(module, known)
+    def memory_of(self, leaf: Leaf, path: str, module: nn.Module) -> LeftOut | Layer | None:
+        """How a layer was run, if it was run before."""
+        weight = module._parameters.get("weight")
+        return self._memories.layers.get((leaf.function, path, id(weight)))
 
     def forget_layers(self) -> None:
         """Forget how layers were run: parameters have come, or they are let go."""
         self._memories.clear()
-        self._learned.clear()
-        if self._known is not None:
-            self._known.clear()
+        self.in_cpp.clear()
 
     def run_leaf(self, leaf: Leaf, path: str, forward: Any, module: nn.Module, x: Any) -> Any:
         """Run a layer of torch.nn as it was run before, unwatched; None if it has to be watched.
@@ -198,8 +65,7 @@ class Unwatched(TorchFunctionMode):
         """
         if self.path is None or not self._is_activation(x) or not leaf.is_all_of(module):
             return None
-        weight = module._parameters["weight"]
-        memory = self._memories.layers.get((leaf.function, path, id(weight)))
+        memory = self.memory_of(leaf, path, module)
         if memory is None:
             return None
         if self._marks.are_on:
@@ -279,12 +145,3 @@ class Unwatched(TorchFunctionMode):
         """Whether an input is a plain tensor, and no parameter in another guise."""
         views = self.tracked.views
         return type(x) is Tensor and not (views and id(x) in views)
-
-
-def _take_out(mode: TorchFunctionMode) -> None:
-    """Take a mode off, also from under others that were put on since."""
-    above: list[Any] = []
-    while (last := _pop_torch_function_stack()) is not mode:
-        above.append(last)
-    for other in reversed(above):
-        _push_on_torch_function_stack(other)
