@@ -6,7 +6,9 @@ helpers here mark what is settled while it traces.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -49,6 +51,30 @@ def fixed(number: int) -> int:
 def all_fixed(numbers: Sequence[int]) -> tuple[int, ...]:
     """The numbers, each :func:`fixed`; written out, as compilers trace every call."""
     return tuple([range(number).stop for number in numbers])
+
+
+def is_in_compiled_graph() -> bool:
+    """Whether the torch function that asks was called by a graph that torch.compile has traced.
+
+    Those of most backends call none. ``backend="eager"`` runs the graph as it was traced, and a
+    mode that is on around it, which was traced as well, is asked once more.
+    """
+    frame, is_graph = sys._getframe(2), False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_GRAPH):
+            is_graph = True
+        elif file.startswith(_COMPILER):
+            return is_graph
+        elif not file.startswith(_TORCH):
+            return False  # by code of the user's, or a graph that is the user's own (torch.fx)
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+_GRAPH = "<eval_with_key>"  # what torch.fx calls the files of its graphs
+_TORCH = str(Path(torch.__file__).parent)
+_COMPILER = str(Path(_TORCH, "_dynamo"))
 
 
 def is_capturing() -> bool:

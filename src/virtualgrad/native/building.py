@@ -68,7 +68,7 @@ def _command(into: Path) -> list[str]:
     include = [here / "include", Path(sysconfig.get_paths()["include"])]
     return [
         *_compiler(),
-        *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"),
         f"-DTORCH_EXTENSION_NAME={MODULE}",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *(word for folder in include for word in ("-isystem", str(folder))),

@@ -1,5 +1,6 @@
 // The library that python -m virtualgrad.native builds.
 
+#include "finite.h"
 #include "forward.h"
 #include "launches.h"
 #include "layers.h"
@@ -10,6 +11,7 @@
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Nodes of autograd's graph, T, and launches of kernels in C++ (virtualgrad.native).";
+  virtualgrad::show_finite(module);
   virtualgrad::show_nodes(module);
   virtualgrad::show_layers(module);
   virtualgrad::show_norms(module);

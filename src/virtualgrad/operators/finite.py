@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from virtualgrad.native import built
+
 PLAIN = (Tensor, nn.Parameter)
 """Types of tensors with a memory of their own, not shards."""
 
@@ -26,7 +28,8 @@ class FiniteCheck:
     synchronisation per device, and, if there is such a tensor, for which it is.
 
     The look is the one of torch.amp's GradScaler, which also divides by a factor, here one: not a
-    bit changes. What it does not take (shards, complex numbers) is looked at by its norm.
+    bit changes. What it does not take (shards, complex numbers) is looked at by its norm. Where
+    :mod:`virtualgrad.native` was built, it looks, at tensors of one kind.
     """
 
     def __init__(self) -> None:
@@ -40,6 +43,12 @@ class FiniteCheck:
             return
         first = len(self._tensors)
         self._tensors += tensors
+        library = built()
+        at_once = None if library is None else library.look(tensors)
+        if at_once is not None:
+            places = list(range(first, first + len(tensors)))
+            self._found.setdefault(at_once.device, []).append((places, at_once))
+            return
         others: list[int] = []
         for group in _alike(tensors):
             found = _look([tensors[place] for place in group])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from virtualgrad.compiling import settled_while_tracing
+from virtualgrad.compiling import is_in_compiled_graph, settled_while_tracing
 from virtualgrad.errors import TransformError
 from virtualgrad.operators import Operator
 from virtualgrad.sites import Site, Where, every_linear_site
@@ -150,6 +150,8 @@ class Intercept(Unwatched):
             self.has_met_classes = True
         if not compiling and not self.tracked.may_be_among((*args, *kwargs.values())):
             return self._other(func, args, kwargs) if self.sees_all_ops else func(*args, **kwargs)
+        if not compiling and self.was_compiled and is_in_compiled_graph():
+            return func(*args, **kwargs)  # it was met when it was traced
         kind = kind_of(func)
         if kind == "linear":
             rule = LINEAR[func]
