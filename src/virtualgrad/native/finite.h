@@ -88,7 +88,11 @@ inline MaybeTensor look(const std::vector<Tensor>& tensors) {
     if (!each.is_non_overlapping_and_dense()) return std::nullopt;
   }
   auto found = at::zeros({1}, options);
-  at::_amp_foreach_non_finite_check_and_unscale_(tensors, found, at::ones({1}, options));
+  try {
+    at::_amp_foreach_non_finite_check_and_unscale_(tensors, found, at::ones({1}, options));
+  } catch (const c10::Error&) {  // a dtype that it does not know
+    return std::nullopt;
+  }
   return found;
 }
 
