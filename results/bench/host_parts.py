@@ -105,7 +105,8 @@ def main() -> None:
                 f"{network.__name__}, {name}: zero_grad {zero:.2f}, forward {forward:.2f}, "
                 f"backward {backward:.2f}, step {update:.2f}; {ratio:.2f} x SGD"
             )
-        print(f"  T asked in Python: {len(asked)} times")
+        where = f", at {', '.join(sorted(set(asked)))}" if asked else ""
+        print(f"  T asked in Python: {len(asked)} times{where}")
 
 
 if __name__ == "__main__":
