@@ -57,24 +57,25 @@ def is_in_compiled_graph() -> bool:
     """Whether the torch function that asks was called by a graph that torch.compile has traced.
 
     Those of most backends call none. ``backend="eager"`` runs the graph as it was traced, and a
-    mode that is on around it, which was traced as well, is asked once more.
+    mode that is on around it, which was traced as well, is asked once more. (The graph knows who
+    has made it: users have graphs of their own, by torch.fx.)
     """
-    frame, is_graph = sys._getframe(2), False
+    frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_GRAPH):
-            is_graph = True
-        elif file.startswith(_COMPILER):
-            return is_graph
-        elif not file.startswith(_TORCH):
-            return False  # by code of the user's, or a graph that is the user's own (torch.fx)
+            graph = frame.f_locals.get("self")
+            if _BY_COMPILER in getattr(graph, "meta", ()):
+                return True
+        elif file.startswith(_OURS):  # a module runs
+            return False
         frame = frame.f_back  # type: ignore[assignment]
     return False
 
 
 _GRAPH = "<eval_with_key>"  # what torch.fx calls the files of its graphs
-_TORCH = str(Path(torch.__file__).parent)
-_COMPILER = str(Path(_TORCH, "_dynamo"))
+_BY_COMPILER = "dynamo_compile_id"
+_OURS = str(Path(__file__).parent)
 
 
 def is_capturing() -> bool:

@@ -37,8 +37,10 @@ FILES = (
     "virtual/test_closed_forms.py",
     "virtual/test_in_place_behind.py",
     "virtual/test_layer_norms.py",
+    "virtual/test_marks.py",
     "virtual/test_refused_graphs.py",
     "virtual/test_threads.py",
+    "virtual/test_unmarked_ops.py",
 )
 
 

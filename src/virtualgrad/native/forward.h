@@ -49,7 +49,10 @@ class Known {
   explicit Known(py::object module) : module_(std::move(module)) {}
   virtual ~Known() = default;
 
-  bool is_of(const py::object& module) const { return module.is(module_); }
+  // Whether it is this module, with the class that an attachment has given it, and none on top.
+  bool is_of(const py::object& module) const {
+    return module.is(module_) && reinterpret_cast<PyObject*>(Py_TYPE(module.ptr())) == kind_.ptr();
+  }
 
   // Its class, as an attachment has given it, and the method of that class by which it comes here.
   void came_by(py::object kind, py::object forward) {
@@ -60,8 +63,7 @@ class Known {
   // Whether its forward still comes here.
   bool comes_here() const {
     static const Name forward("forward");
-    return reinterpret_cast<PyObject*>(Py_TYPE(module_.ptr())) == kind_.ptr() &&
-           forward.of(kind_).is(forward_of_kind_);
+    return forward.of(kind_).is(forward_of_kind_);
   }
 
   // Run it on an input; null if Python has to.
@@ -140,6 +142,13 @@ class KnownLayer : public Known {
         Py_VISIT(value.ptr());
       }
     }
+    for (const auto& [_, parts] : situations_) {
+      if (parts.use_count() > 1) continue;  // a graph has it, too
+      Py_VISIT(parts->make.ptr());
+      Py_VISIT(parts->op.ptr());
+      Py_VISIT(parts->site.ptr());
+    }
+    Py_VISIT(forward_.ptr());
     return Known::traverse(visit, arg);
   }
 
@@ -318,9 +327,10 @@ class KnownModules {
     return found != known_.end() && found->second->is_of(module) && found->second->comes_here();
   }
 
-  // Run a module; NotImplemented if it has to be run by Python.
+  // Run a module; NotImplemented if it has to be run by Python: also where x is a tensor of a class
+  // that wants to see its ops.
   py::object run(const py::object& module, const py::object& x) const {
-    if (pass_ && thread_ == std::this_thread::get_id() && !is_watched() &&
+    if (pass_ && (THPVariable_CheckExact(x.ptr()) || !THPVariable_Check(x.ptr())) && thread_ == std::this_thread::get_id() && !is_watched() &&
         at::GradMode::is_enabled()) {
       const auto found = known_.find(module.ptr());
       if (found != known_.end() && found->second->is_of(module)) {

@@ -89,8 +89,10 @@ class KnownSequence : public KnownModule {
 
  protected:
   py::object run_forward(const py::object& x) const override {
-    static const Name forward("forward"), modules("_modules");
-    if (!forward.of(base_).is(calls_->known_as("SEQUENCE"))) return KnownModule::run_forward(x);
+    static const Name forward("forward"), in_order("__iter__"), modules("_modules");
+    const bool is_torchs_own = forward.of(base_).is(calls_->known_as("SEQUENCE")) &&
+                               in_order.of(base_).is(calls_->known_as("IN_ORDER"));
+    if (!is_torchs_own) return KnownModule::run_forward(x);
     auto value = x;
     const auto all = py::reinterpret_steal<py::list>(PyDict_Values(modules.of(module_).ptr()));
     for (const auto& module : all) value = run_one(py::cast<py::object>(module), value);

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from virtualgrad.virtual.attached_class import (
 )
 from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
-from virtualgrad.virtual.marks import PLAIN
+from virtualgrad.virtual.marks import PLAIN, Marked
 from virtualgrad.virtual.models import require_attachable, unwrap
 from virtualgrad.virtual.refusals import refuse_inputs, refuse_thread
 
@@ -112,6 +112,8 @@ class Attachment:
             if outer is None:
                 return self._run_pass(forward, module, args, kwargs)
             if not torch.compiler.is_compiling():
+                if intercept.has_marks_on and not _are_plain((*args, *kwargs.values())):
+                    intercept.meet_classes()
                 intercept.look_again()
             return forward(module, *args, **kwargs)
         finally:
@@ -196,8 +198,13 @@ def _may_meet_marks(args: Any, kwargs: Any) -> bool:
         return False
     if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # as a rule
         return True
-    inputs = tensors_of((args, kwargs), True)
-    return all(type(each) in PLAIN for each in inputs if isinstance(each, Tensor))
+    return _are_plain(tensors_of((args, kwargs), True))
+
+
+def _are_plain(inputs: Iterable[Any]) -> bool:
+    """Whether no tensor among inputs is of a class with a torch function of its own, but ours."""
+    tensors = [each for each in inputs if isinstance(each, Tensor)]
+    return all([type(each) in PLAIN or isinstance(each, Marked) for each in tensors])
 
 
 def is_recomputing() -> bool:

@@ -42,6 +42,8 @@ def _prepare_python_function(function: Any) -> str | None:
     """
     if not isinstance(function, types.FunctionType):
         return None
+    if function is torch.functional.meshgrid:  # it asks in a function that it calls
+        return None
     if not any(function.__globals__ is composed for composed in _COMPOSED_IN):
         return None
     name = f"{function.__module__}.{function.__qualname__}".replace(".", "_")

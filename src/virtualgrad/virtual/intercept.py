@@ -148,10 +148,11 @@ class Intercept(Unwatched):
         compiling = torch.compiler.is_compiling()  # which has no time to save, but guards to avoid
         if types and not compiling and not PLAIN.issuperset(types):
             self.has_met_classes = True
-        if not compiling and not self.tracked.may_be_among((*args, *kwargs.values())):
+        if not compiling and (
+            not self.tracked.may_be_among((*args, *kwargs.values()))
+            or (self.was_compiled and is_in_compiled_graph())  # it was met when it was traced
+        ):
             return self._other(func, args, kwargs) if self.sees_all_ops else func(*args, **kwargs)
-        if not compiling and self.was_compiled and is_in_compiled_graph():
-            return func(*args, **kwargs)  # it was met when it was traced
         kind = kind_of(func)
         if kind == "linear":
             rule = LINEAR[func]

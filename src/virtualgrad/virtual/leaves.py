@@ -286,5 +286,6 @@ CALL_IMPL = method_of_all(nn.Module._call_impl)
 SEQUENCE = (
     nn.Sequential.forward if _is_torchs_own(nn.Sequential, nn.Sequential.forward) else object()
 )
+IN_ORDER = nn.Sequential.__iter__ if SEQUENCE is nn.Sequential.forward else object()
 LEAVES = known_leaves()
 BARE_LEAVES = known_bare_leaves()

@@ -11,6 +11,7 @@ pass is a plain one.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,6 +22,8 @@ from torch._C import DisableTorchFunctionSubclass
 
 Meet = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 """(torch function, types, args, kwargs) -> result, for a function that takes a marked parameter."""
+
+_NEW = nn.Parameter.__new__.__code__
 
 PLAIN = {Tensor, nn.Parameter}
 """Classes of tensors that are asked for nothing."""
@@ -43,7 +46,8 @@ class Marks:
 
     def __init__(self, meet: Meet) -> None:
         self.are_on = False
-        self._kind = _marked_class(self._meet)
+        self._made: list[Any] = []  # in this pass, of parameters
+        self._kind = _marked_class(self._meet, self._made)
         self._run = meet
         self._parameters: tuple[Tensor, ...] = ()
         self._thread = 0
@@ -52,25 +56,27 @@ class Marks:
         """Choose the parameters."""
         self._parameters = tuple(parameters)
 
-    def put_on(self) -> bool:
-        """Mark the parameters, for ops of this thread; whether all of them can be marked.
+    def may_be_put_on(self) -> bool:
+        """Whether all parameters can be marked: other classes than torch's own have reasons."""
+        return all([type(parameter) is nn.Parameter for parameter in self._parameters])
 
-        Those of another class than torch's own have reasons for it.
-        """
-        if any([type(parameter) is not nn.Parameter for parameter in self._parameters]):
-            return False
+    def put_on(self) -> None:
+        """Mark the parameters, for ops of this thread."""
         self._thread = threading.get_ident()
         self.are_on = True
         kind = self._kind
         for parameter in self._parameters:
             parameter.__class__ = kind
-        return True
 
     def take_off(self) -> None:
         """Make plain parameters of them again."""
         self.are_on = False
         for parameter in self._parameters:
             parameter.__class__ = nn.Parameter
+        while self._made:
+            made = self._made.pop()
+            made.__class__ = nn.Parameter
+            vars(made).pop("_is_param", None)
 
     @property
     def are_of_this_thread(self) -> bool:
@@ -94,10 +100,27 @@ class Marks:
         return self._run(func, types, args, kwargs or {})
 
 
-def _marked_class(meet: Callable[..., Any]) -> type[nn.Parameter]:
-    """A class of parameters whose torch functions go to ``meet``."""
+def _marked_class(meet: Callable[..., Any], made: list[Any]) -> type[nn.Parameter]:
+    """A class of parameters whose torch functions go to ``meet``.
+
+    Args:
+        meet: (torch function, types, args, kwargs) -> result.
+        made: takes the parameters that are made of such ones, and have their class.
+    """
 
     class Parameter(Marked):
+        def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
+            return nn.Parameter(data, requires_grad)
+
+        def detach(self) -> Any:
+            detached = super().detach()
+            if sys._getframe(1).f_code is not _NEW:
+                return detached
+            # nn.Parameter(parameter): of a class that is not its own it wants what has that class.
+            detached.__class__ = type(self)
+            made.append(detached)
+            return detached
+
         @classmethod
         def __torch_function__(
             cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -32,11 +32,13 @@ class TrackedParameters:
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
         self.views: dict[int, View] = {}
-        self._parameters: dict[str, Tensor] = {}  # kept alive: an id stays its parameter's own
+        self._parameters: dict[str, Tensor] = {}
+        self._known: list[Tensor] = []  # also replaced ones: alive, an id stays a parameter's own
         self._gathered: dict[str, Tensor] = {}
 
     def add(self, parameters: Mapping[str, Tensor]) -> None:
         """Track more parameters, or others under the same names."""
+        self._known += [p for p in parameters.values() if id(p) not in self.names]
         self._parameters.update(parameters)
         self.names.update({id(p): name for name, p in parameters.items()})
 
@@ -44,8 +46,8 @@ class TrackedParameters:
         return self._parameters[name]
 
     def all(self) -> Iterable[Tensor]:
-        """The tracked parameters."""
-        return self._parameters.values()
+        """The tracked parameters; of one that was tied, and is no longer, both."""
+        return self._known
 
     def has_shards(self) -> bool:
         """Whether some parameters are sharded, so that others stand in for them in a forward."""

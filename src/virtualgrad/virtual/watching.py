@@ -65,7 +65,6 @@ class Watching(TorchFunctionMode):
         self._marks = Marks(self._meet)
         self._is_first = True  # the pass to come
         self._is_by_marks = False  # the pass that runs, as long as marks do
-        self._modes_around = 0  # that pass
         self._meets = False  # whether an op with a marked parameter runs
 
     def run_pass(
@@ -79,12 +78,11 @@ class Watching(TorchFunctionMode):
             if not (by_marks and self._mark()):
                 with self:
                     return forward(module, *args, **kwargs)
-            try:
-                return forward(module, *args, **kwargs)
-            finally:
-                self._unmark()
+            return forward(module, *args, **kwargs)
         finally:
             passes.pop()
+            if self._is_by_marks:
+                self._unmark()
 
     def _mark(self) -> bool:
         """Begin a pass that needs no mode: mark the parameters; False where it needs one.
@@ -93,13 +91,12 @@ class Watching(TorchFunctionMode):
         classes want to be asked at ops, too, and need not know what to make of marks, are met.
         """
         is_first, self._is_first = self._is_first, False
-        if is_first or self._needs_mode():
+        if is_first or self._needs_mode() or torch._C._get_tracing_state() is not None:
             return False
-        if torch._C._get_tracing_state() is not None or not self._put_marks_on():
-            return False
-        self._is_by_marks = True
-        self._modes_around = _len_torch_function_stack()
-        return True
+        if _len_torch_function_stack() or not torch._C._is_torch_function_enabled():
+            return False  # others watch, or what asks the arguments of ops is switched off
+        self._is_by_marks = self._put_marks_on()
+        return self._is_by_marks
 
     def _needs_mode(self) -> bool:
         """Whether passes cannot do with marks alone, whatever comes in them."""
@@ -107,8 +104,9 @@ class Watching(TorchFunctionMode):
         return wants_mode or self.was_compiled or self.has_met_classes
 
     def _put_marks_on(self) -> bool:
-        if not self._marks.put_on():
+        if not self._marks.may_be_put_on():
             return False
+        self._marks.put_on()
         self.in_cpp.begin(self.passes.current, self.batch_dim)
         return True
 
@@ -128,7 +126,7 @@ class Watching(TorchFunctionMode):
         """At the beginning of a module: mark parameters again if no view of them is left."""
         if not self._is_by_marks or self._marks.are_on or self._needs_mode():
             return
-        if not self.tracked.has_living_views():
+        if not self.tracked.has_living_views() and self._marks.may_be_put_on():
             _take_out(self)
             self._put_marks_on()
 
@@ -142,8 +140,7 @@ class Watching(TorchFunctionMode):
         if torch.compiler.is_compiling():
             refuse_late_compilation()
         if self._marks.have_company(types):  # which wants to be asked, too
-            self.has_met_classes = True
-            self._watch()
+            self.meet_classes()
             return func(*args, **kwargs)
         self._meets = True
         try:
@@ -159,14 +156,19 @@ class Watching(TorchFunctionMode):
         if self._marks.are_on:
             self._take_marks_off()
         if not self._meets:  # of what an op calls the mode does not hear, either
-            above = _len_torch_function_stack() - self._modes_around
-            modes = [_pop_torch_function_stack() for _ in range(above)]
+            modes = [_pop_torch_function_stack() for _ in range(_len_torch_function_stack())]
             for mode in (self, *reversed(modes)):
                 _push_on_torch_function_stack(mode)
 
     def meet_compiler(self) -> None:
         """Do without marks, in this pass and all others: a compiler has come to it."""
         self.was_compiled = True
+        if self._marks.are_on:
+            self._watch()
+
+    def meet_classes(self) -> None:
+        """Do without marks: there are tensors that want to see ops, too."""
+        self.has_met_classes = True
         if self._marks.are_on:
             self._watch()
 

@@ -1,0 +1,326 @@
+"""What users do in a pass that marks would miss, or that would meet them: T acts all the same.
+
+(Found by a review of :mod:`virtualgrad.virtual.marks`.)
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from virtualgrad import VirtualGradientDescent
+
+STEPS = 6
+
+
+def twice(g: Tensor, site: Any) -> Tensor:
+    """A T that shows as a factor of the gradient."""
+    return 2 * g
+
+
+def factors(
+    model: nn.Module,
+    parameter: Callable[[], Tensor],
+    before: Callable[[int], None] = lambda step: None,
+    run: Callable[[nn.Module, Tensor], Tensor] = lambda model, x: model(x),
+) -> list[float]:
+    """What T makes of a parameter's gradient in each step: 2 where it acts once."""
+    optimizer = VirtualGradientDescent(model, 0.0, twice)
+    found = []
+    for step in range(STEPS):
+        before(step)
+        x = torch.randn(4, 3)
+        optimizer.zero_grad()
+        run(model, x).square().sum().backward()
+        grad = parameter().grad
+        assert grad is not None
+        loss = run_plainly(model, run, x, optimizer)
+        (plain,) = torch.autograd.grad(loss, parameter())
+        found.append(float((grad / plain).mean()))
+    optimizer.detach()
+    return found
+
+
+def run_plainly(
+    model: nn.Module,
+    run: Callable[[nn.Module, Tensor], Tensor],
+    x: Tensor,
+    optimizer: VirtualGradientDescent,
+) -> Tensor:
+    """The loss of the model as it is without its optimizer."""
+    assert optimizer._attachment is not None
+    optimizer._attachment.active = False
+    try:
+        return run(model, x).square().sum()
+    finally:
+        optimizer._attachment.active = True
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(torch.tanh(self.a(x)))
+        return y
+
+
+def test_weights_that_are_untied() -> None:
+    """The one that keeps neither its name nor its place is an op's parameter still."""
+    model = Tied()
+    optimizer = VirtualGradientDescent(model, 0.0, twice)
+    model(torch.randn(4, 3)).sum().backward()
+    model.a.weight = nn.Parameter(model.a.weight.detach().clone())
+    optimizer.add_param_group({"params": [model.a.weight]})
+    for _ in range(STEPS):
+        x = torch.randn(4, 3)
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        plain = torch.ones(4, 3).t() @ torch.tanh(x @ model.a.weight.t())
+        torch.testing.assert_close(model.b.weight.grad, 2 * plain)
+    optimizer.detach()
+
+
+class Silent(Tensor):
+    """A tensor that runs its ops so that no other class is asked."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class Layers(nn.Module):
+    """Layers, and what comes between them."""
+
+    def __init__(self, between: Callable[[Tensor, int], Tensor] = lambda x, call: x) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+        self.gain = nn.Parameter(torch.rand(3))
+        self.between, self.calls = between, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y: Tensor = self.last(self.between(self.first(x) * self.gain, self.calls))
+        return y
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_tensors_of_a_class_that_come_late_and_ask_nobody(layer: int) -> None:
+    model = Layers(lambda x, call: x.as_subclass(Silent) if call > 4 else x)
+    run = lambda model, x: model(x).as_subclass(Tensor)  # noqa: E731
+    assert factors(model, lambda: model.last[layer].weight, run=run) == pytest.approx([2] * STEPS)
+
+
+def test_jagged_tensors_that_come_late_are_refused_as_early_ones() -> None:
+    def jagged(x: Tensor, call: int) -> Any:
+        return torch.nested.as_nested_tensor([x[:2], x[2:]], layout=torch.jagged)
+
+    for first in (1, 5):
+        model = Layers(lambda x, call, first=first: jagged(x, call) if call >= first else x)
+        optimizer = VirtualGradientDescent(model, 0.0, twice)
+        with pytest.raises(RuntimeError, match="view"):
+            for _ in range(STEPS):
+                sigma: Any = model(torch.randn(4, 3))
+                (sigma if type(sigma) is Tensor else sigma.values()).sum().backward()
+        optimizer.detach()
+
+
+def test_a_pass_in_which_subclasses_are_not_asked() -> None:
+    model = Layers()
+
+    def run(model: nn.Module, x: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            y: Tensor = model(x)
+        return y
+
+    assert factors(model, lambda: model.gain, run=run) == pytest.approx([2] * STEPS)
+
+
+def test_parameters_that_are_made_of_marked_ones_are_plain() -> None:
+    made: list[Any] = []
+    model = Layers()
+
+    def make(x: Tensor, call: int) -> Tensor:
+        of = (model.gain, model.first.weight)
+        made.extend(nn.Parameter(each) for each in of)
+        made.extend(type(each)(each.detach().clone(), requires_grad=False) for each in of)
+        return x
+
+    model.between = make
+    assert factors(model, lambda: model.gain) == pytest.approx([2] * STEPS)
+    assert {type(each) for each in made} == {nn.Parameter}
+    again = nn.Parameter(made[-4])
+    assert again.data_ptr() == model.gain.data_ptr()
+    assert again.requires_grad and not made[-1].requires_grad
+    assert "_is_param" not in vars(made[-4])
+
+
+class Seeing(TorchFunctionMode):
+    """A user's mode."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("around", [Seeing, lambda: torch.device("cpu")], ids=["own", "device"])
+def test_modes_around_a_pass_stay_above_ours(around: Callable[[], Any]) -> None:
+    """Where another mode is on, ours is, from the start; a view in it changes nothing."""
+
+    class Viewed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.rand(2, 3))
+            self.stacks: list[list[str]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            view = self.w.t()
+            modes = torch.overrides._get_current_function_mode_stack()
+            self.stacks.append([type(mode).__name__ for mode in modes])
+            return x @ view
+
+    model = Viewed()
+
+    def run(model: nn.Module, x: Tensor) -> Tensor:
+        with around():
+            y: Tensor = model(x)
+        return y
+
+    assert factors(model, lambda: model.w, run=run) == pytest.approx([2] * STEPS)
+    with_ours = [stack for stack in model.stacks if len(stack) == 2]
+    assert len(with_ours) == STEPS
+    assert {stack[1] for stack in with_ours} == {"Intercept"}
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_meshgrid_of_a_parameter() -> None:
+    """It asks for overrides in a function that it calls, and was run for ever."""
+
+    class Grid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.linear = nn.Parameter(torch.rand(3)), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows, _ = torch.meshgrid(self.p, torch.ones(3), indexing="ij")
+            return self.linear(x @ rows)
+
+    model = Grid()
+    assert factors(model, lambda: model.linear.weight) == pytest.approx([2] * STEPS)
+
+
+# ---------------------------------------------------------------- graphs of compilers and of users
+
+LOOKS_AT_GRAD = pytest.mark.filterwarnings(  # torch.compile does, at activations
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)
+
+
+class Scaled(nn.Module):
+    """A function of a parameter, which users compile."""
+
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.linear, self.gain, self.scale = nn.Linear(3, 3), nn.Parameter(torch.rand(3)), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.scale(self.linear(x), self.gain)
+        return y
+
+
+@LOOKS_AT_GRAD
+def test_a_backend_that_runs_the_graph_in_a_function_of_its_own() -> None:
+    def backend(graph: Any, examples: Any) -> Any:
+        def run(*args: Any) -> Any:
+            return graph(*args)
+
+        return run
+
+    model = Scaled(torch.compile(lambda x, gain: x * gain, backend=backend))
+    assert factors(model, lambda: model.gain) == pytest.approx([2] * STEPS)
+
+
+@LOOKS_AT_GRAD
+def test_a_graph_of_the_users_own_that_the_compiler_gives_up() -> None:
+    """Then it is run as it is, and its ops are met then."""
+    graph = torch.fx.symbolic_trace(lambda x, gain: x * gain)
+    model = Scaled(torch.compile(graph, backend="eager"))
+
+    def run(model: nn.Module, x: Tensor) -> Tensor:
+        stance = "default" if len(x) % 2 else "force_eager"
+        with torch.compiler.set_stance(stance):
+            y: Tensor = model(x)
+        return y
+
+    assert factors(model, lambda: model.gain, run=run) == pytest.approx([2] * STEPS)
+
+
+# ---------------------------------------------------------------- by C++, where it was built
+
+
+class Reversed(nn.Sequential):
+    """Its modules, the last one first."""
+
+    def __iter__(self) -> Any:
+        return iter(reversed(self._modules.values()))
+
+
+def test_a_sequence_with_an_order_of_its_own() -> None:
+    model = nn.Sequential(Reversed(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)), nn.Linear(3, 2))
+    x = torch.randn(4, 3)
+    expected = model(x)
+    optimizer = VirtualGradientDescent(model, 0.0, twice)
+    for _ in range(STEPS):
+        torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+        model(x).sum().backward()
+    optimizer.detach()
+
+
+def test_a_class_that_is_put_on_top_of_a_known_layer() -> None:
+    model: Any = nn.Sequential(nn.Conv1d(3, 3, 1), nn.Flatten())
+    optimizer = VirtualGradientDescent(model, 0.0, twice)
+    x = torch.randn(4, 3, 2)
+    for _ in range(STEPS):
+        model(x).sum().backward()
+    kind = type(model[0])
+
+    def doubled(self: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.conv1d(x, 2 * weight, bias)
+
+    model[0].__class__ = type("Top", (kind,), {"_conv_forward": doubled})
+    expected = F.conv1d(x, 2 * model[0].weight, model[0].bias).flatten(1)
+    torch.testing.assert_close(model(x), expected)
+    model[0].__class__ = kind
+    optimizer.detach()
+
+
+def test_an_operator_that_has_the_model_goes_with_it() -> None:
+    class Own:
+        def __init__(self, model: nn.Module) -> None:
+            self.model = model
+
+        def __call__(self, g: Tensor, site: Any) -> Tensor:
+            return g
+
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    model.optimizer = VirtualGradientDescent(model, 1e-3, Own(model))
+    for _ in range(STEPS):
+        model(torch.randn(4, 3)).sum().backward()
+        model.optimizer.step()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
