@@ -43,7 +43,7 @@ class FiniteCheck:
             return
         first = len(self._tensors)
         self._tensors += tensors
-        library = built()
+        library = None if torch.compiler.is_compiling() else built()
         at_once = None if library is None else library.look(tensors)
         if at_once is not None:
             places = list(range(first, first + len(tensors)))

@@ -73,7 +73,7 @@ def bench(
         str, typer.Option(help="Networks to compile, where not all: it takes up to a minute each.")
     ] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Timed blocks of each optimizer.")] = 7,
-    seconds: Annotated[float, typer.Option(min=0.0, help="About how long a block takes.")] = 0.05,
+    seconds: Annotated[float, typer.Option(min=0.0, help="About how long a block takes.")] = 0.25,
     bandwidth: Annotated[
         float | None,
         typer.Option(

@@ -40,7 +40,7 @@ class Setup:
     device: torch.device
     bandwidth: float
     rounds: int = 7
-    block_seconds: float = 0.05
+    block_seconds: float = 0.25
     warm_up: int = 3
     compiler: str = "inductor"
     seed: int = 0
