@@ -3,8 +3,9 @@
     python results/bench/step_parts.py > results/bench/profiles/step-parts-cpu.txt
 
 First ten convolutions with norm and ReLU on tiny images, eagerly, in microseconds a layer; then the
-paper's MLP, compiled, in microseconds. All take turns, step by step; the medians of 200 steps. With
-PYTHONPATH at the src of another commit, that one is measured.
+paper's MLP, eagerly and compiled, in microseconds. Layers are in C++ where they are built. All take
+turns, in blocks of steps; medians of all but the first of each. With PYTHONPATH at the src of
+another commit, that one is measured. "No T" has the interception alone.
 """
 
 import itertools
@@ -16,21 +17,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from virtualgrad import SVGD
+from virtualgrad import SVGD, native
 from virtualgrad.lab.networks import MLP
 
-LAYERS, STEPS, WARM_UP = 10, 200, 30
+LAYERS, ROUNDS, BLOCK, WARM_UP = 10, 6, 60, 20
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), 1e-9),
     "SVGD released": lambda model: SVGD.released(model, 1e-9),
     "SVGD released, NaN ignored": lambda model: SVGD.released(model, 1e-9, nonfinite="ignore"),
     "SVGD": lambda model: SVGD(model, 1e-9),
+    "no T, NaN ignored": lambda model: SVGD(
+        model, 1e-9, where=lambda site: False, nonfinite="ignore"
+    ),
 }
 
 
 def parts_of_step(run: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> list[float]:
     """The seconds that each part of one step takes, and all of it."""
-    target = torch.zeros(len(x), dtype=torch.long)
+    target = torch.arange(len(x)) % 10
     times = [time.perf_counter()]
     optimizer.zero_grad()
     times.append(time.perf_counter())
@@ -53,12 +57,13 @@ def measure(build: Callable[[], nn.Module], x: Tensor, *, compiled: bool, layers
         run: nn.Module = torch.compile(model, fullgraph=True) if compiled else model  # type: ignore[assignment]
         made[name] = (run, optimizer(model))
     times: dict[str, list[list[float]]] = {name: [] for name in made}
-    for _ in range(WARM_UP + STEPS):
+    for _ in range(ROUNDS):
         for name, (run, chosen) in made.items():
-            times[name].append(parts_of_step(run, chosen, x))
-    sgd = statistics.median(step[-1] for step in times["SGD"][WARM_UP:])
+            block = [parts_of_step(run, chosen, x) for _ in range(WARM_UP + BLOCK)]
+            times[name] += block[WARM_UP:]
+    sgd = statistics.median(step[-1] for step in times["SGD"])
     for name, steps in times.items():
-        medians = [statistics.median(part) for part in zip(*steps[WARM_UP:], strict=True)]
+        medians = [statistics.median(part) for part in zip(*steps, strict=True)]
         figures = ", ".join(f"{1e6 * median / layers:.1f}" for median in medians)
         print(f"{name}: {figures}; {medians[-1] / sgd:.2f} x SGD")
 
@@ -70,10 +75,13 @@ def small_images() -> nn.Module:
 
 
 if __name__ == "__main__":
-    print(f"torch {torch.__version__}; zero_grad, forward, backward, step(), all")
+    built = "built" if native.built() is not None else "not built"
+    print(f"torch {torch.__version__}, C++ {built}; zero_grad, forward, backward, step(), all")
     torch.set_num_threads(1)
     print("eager, a layer of convolution, norm and ReLU")
     measure(small_images, torch.randn(4, 8, 8, 8), compiled=False, layers=LAYERS)
     torch.set_num_threads(2)
+    print("MLP, eager")
+    measure(MLP, torch.randn(32, 1, 28, 28), compiled=False, layers=1)
     print("MLP, compiled")
     measure(MLP, torch.randn(32, 1, 28, 28), compiled=True, layers=1)
