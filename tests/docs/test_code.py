@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,21 @@ import torch
 import torch.nn.functional as F
 from pages import PAGES, README, ROOT, Block, blocks_of
 
+from virtualgrad import native
 from virtualgrad.errors import GraphvizError
 from virtualgrad.lab.cli import COMMANDS, command_named
 from virtualgrad.lab.networks import MLP
 
 COMMAND = re.compile(r"^ *virtualgrad (.+)$", re.MULTILINE)
 WITH_CODE = [path for path in PAGES if blocks_of(path)]
+
+
+@pytest.fixture(autouse=True)
+def nodes_of_python() -> Iterator[None]:
+    """Pages show the names of those; a reader may have built others (virtualgrad.native)."""
+    native.use(False)
+    yield
+    native.use(True)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from both_languages import LR, READINGS, assert_same
+from modes import Counting
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from virtualgrad import SVGD, native
 from virtualgrad.virtual import Attachment
@@ -169,18 +169,6 @@ def test_layers_and_containers_run_by_cpp(monkeypatch: pytest.MonkeyPatch) -> No
             model(torch.randn(4, 3, 4, 4)).square().mean().backward()
             optimizer.step()
     assert asked == [""]
-
-
-class Counting(TorchFunctionMode):
-    """A user's mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def test_modes_of_users_see_the_ops() -> None:

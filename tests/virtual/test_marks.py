@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from modes import Counting
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
-from torch.overrides import TorchFunctionMode
 from twin import LR, SCALE, Twin, assert_trained_alike
 
 from virtualgrad import SVGD
@@ -181,18 +181,6 @@ def test_tensors_with_a_torch_function_bring_the_mode() -> None:
     model(torch.randn(BATCH, 4).double())
     assert inside == [False]
     optimizer.detach()
-
-
-class Counting(TorchFunctionMode):
-    """A user's mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def test_views_bring_the_mode_under_those_of_users() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from modes import Counting
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from virtualgrad import VirtualGradientDescent
 
@@ -169,14 +169,7 @@ def test_parameters_that_are_made_of_marked_ones_are_plain() -> None:
     assert "_is_param" not in vars(made[-4])
 
 
-class Seeing(TorchFunctionMode):
-    """A user's mode."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("around", [Seeing, lambda: torch.device("cpu")], ids=["own", "device"])
+@pytest.mark.parametrize("around", [Counting, lambda: torch.device("cpu")], ids=["own", "device"])
 def test_modes_around_a_pass_stay_above_ours(around: Callable[[], Any]) -> None:
     """Where another mode is on, ours is, from the start; a view in it changes nothing."""
 
