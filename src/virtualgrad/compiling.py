@@ -53,12 +53,14 @@ def all_fixed(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple([range(number).stop for number in numbers])
 
 
-def is_in_compiled_graph() -> bool:
+def is_in_compiled_graph(is_own: Callable[[Any], bool]) -> bool:
     """Whether the torch function that asks was called by a graph that torch.compile has traced.
 
     Those of most backends call none. ``backend="eager"`` runs the graph as it was traced, and a
-    mode that is on around it, which was traced as well, is asked once more. (The graph knows who
-    has made it: users have graphs of their own, by torch.fx.)
+    mode that is on around it, which was traced as well, is asked once more.
+
+    The graph knows who has made it, as users have graphs of their own, by torch.fx. But one of
+    torch.export knows that, too, and may be a module of the model: ``is_own`` tells.
     """
     frame = sys._getframe(2)
     while frame is not None:
@@ -66,7 +68,7 @@ def is_in_compiled_graph() -> bool:
         if file.startswith(_GRAPH):
             graph = frame.f_locals.get("self")
             if _BY_COMPILER in getattr(graph, "meta", ()):
-                return True
+                return not is_own(graph)
         elif file.startswith(_OURS):  # a module runs
             return False
         frame = frame.f_back  # type: ignore[assignment]

@@ -15,8 +15,11 @@ import torch
 import torch.nn.functional as F
 from modes import Counting
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from virtualgrad import VirtualGradientDescent
+from virtualgrad.virtual.native_forward import InCpp
+from virtualgrad.virtual.parameters import TrackedParameters
 
 STEPS = 6
 
@@ -125,6 +128,26 @@ def test_tensors_of_a_class_that_come_late_and_ask_nobody(layer: int) -> None:
     assert factors(model, lambda: model.last[layer].weight, run=run) == pytest.approx([2] * STEPS)
 
 
+def test_tensors_of_such_a_class_in_a_list() -> None:
+    class First(nn.Linear):
+        def forward(self, inputs: list[Tensor]) -> Tensor:  # type: ignore[override]
+            y: Tensor = super().forward(inputs[0])
+            return y
+
+    class Listing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.calls = nn.Sequential(First(3, 2)), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            y: Tensor = self.inner([x.as_subclass(Silent) if self.calls > 4 else x])
+            return y.as_subclass(Tensor)
+
+    model = Listing()
+    assert factors(model, lambda: model.inner[0].weight) == pytest.approx([2] * STEPS)
+
+
 def test_jagged_tensors_that_come_late_are_refused_as_early_ones() -> None:
     def jagged(x: Tensor, call: int) -> Any:
         return torch.nested.as_nested_tensor([x[:2], x[2:]], layout=torch.jagged)
@@ -199,6 +222,135 @@ def test_modes_around_a_pass_stay_above_ours(around: Callable[[], Any]) -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
+def test_a_backward_pass_inside_of_a_forward_pass() -> None:
+    """By checkpoints, whose layers run again in it; a view brings the mode, and goes."""
+
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear, self.out = nn.Linear(3, 3), nn.Parameter(torch.rand(3))
+            self.is_checkpointed = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            def layer(x: Tensor) -> Tensor:
+                y: Tensor = torch.tanh(self.linear(x))
+                return y
+
+            x = x.detach().requires_grad_()
+            checkpointed = self.is_checkpointed
+            h = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
+            energy = (h + self.out.view(3)).square().sum()
+            (force,) = torch.autograd.grad(energy, x, retain_graph=True)
+            return h.sum(1, keepdim=True) + energy + force
+
+    model, x = Forces(), torch.randn(4, 3)
+    optimizer = VirtualGradientDescent(model, 0.0, twice)
+    for step in range(STEPS):
+        found = []
+        for model.is_checkpointed in (True, False):
+            optimizer.zero_grad()
+            sigma = model(x)
+            sigma.sum().backward()
+            found.append([sigma, model.linear.weight.grad, model.out.grad])
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, msg=f"step {step}")
+    assert torch._C._len_torch_function_stack() == 0
+    optimizer.detach()
+
+
+def test_two_models_in_one_op() -> None:
+    """Each has its own T, also where the parameters of both are arguments of one op."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.rand(2, 3))
+
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            return F.linear(x, self.w, bias)
+
+    class Outer(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.b, self.inner = nn.Parameter(torch.rand(2)), [inner]  # none of its modules
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner[0](x, self.b)
+            return y
+
+    inner = Inner()
+    outer = Outer(inner)
+    optimizers = [
+        VirtualGradientDescent(outer, 0.0, twice),
+        VirtualGradientDescent(inner, 0.0, lambda g, site: 3 * g),
+    ]
+    for _ in range(STEPS):
+        x = torch.randn(4, 3)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        outer(x).sum().backward()
+        torch.testing.assert_close(outer.b.grad, torch.full((2,), 2 * 4.0))
+        torch.testing.assert_close(inner.w.grad, 3 * x.sum(0).expand(2, 3))
+    for optimizer in optimizers:
+        optimizer.detach()
+
+
+def test_a_group_that_is_added_in_the_middle_of_a_pass() -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.calls = nn.Linear(3, 3), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls == 3:
+                self.last = nn.Linear(3, 2, bias=False)
+                optimizer.add_param_group({"params": [self.last.weight]})
+            y: Tensor = self.first(x).tanh()
+            return self.last(y) if self.calls >= 3 else y  # type: ignore[no-any-return]
+
+    model = Growing()
+    optimizer = VirtualGradientDescent(model, 0.0, twice)
+    for _ in range(STEPS):
+        x = torch.randn(4, 3)
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        if model.calls >= 3:
+            plain = torch.ones(2, 4) @ model.first(x).tanh()
+            torch.testing.assert_close(model.last.weight.grad, 2 * plain.detach())
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
+    optimizer.detach()
+
+
+def test_parameters_that_are_replaced_are_let_go() -> None:
+    """And with them their ids, which other tensors may get."""
+    tracked, kept = TrackedParameters(), nn.Parameter(torch.rand(3))
+    tracked.add({"w": nn.Parameter(torch.rand(3)), "v": kept})
+    tracked.add({"w": nn.Parameter(torch.rand(3)), "v": nn.Parameter(torch.rand(3))})
+    gc.collect()
+    assert len(tracked.names) == 3
+    assert [each is kept for each in tracked.all()] == [False, False, True]
+    assert tracked.name_of(kept) == "v"
+
+
+def test_a_pass_that_is_broken_off_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Layers()
+    optimizer = VirtualGradientDescent(model, 0.0, twice)
+    for _ in range(2):
+        model(torch.randn(4, 3)).sum().backward()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InCpp, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.randn(4, 3))
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
+    optimizer.detach()
+
+
 def test_meshgrid_of_a_parameter() -> None:
     """It asks for overrides in a function that it calls, and was run for ever."""
 
@@ -259,6 +411,16 @@ def test_a_graph_of_the_users_own_that_the_compiler_gives_up() -> None:
         return y
 
     assert factors(model, lambda: model.gain, run=run) == pytest.approx([2] * STEPS)
+
+
+@LOOKS_AT_GRAD
+def test_an_exported_graph_is_a_model_as_any_other() -> None:
+    """It says that a compiler has made it; but it is a module here, beside one that is compiled."""
+    exported: Any = torch._dynamo.export(nn.Linear(3, 3))(torch.randn(4, 3)).graph_module
+    model = nn.Sequential(exported, nn.Tanh())
+    model[1].compile(backend="eager")
+    (weight,) = [each for each in exported.parameters() if each.dim() == 2]
+    assert factors(model, lambda: weight) == pytest.approx([2] * STEPS)
 
 
 # ---------------------------------------------------------------- by C++, where it was built

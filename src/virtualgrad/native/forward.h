@@ -327,10 +327,10 @@ class KnownModules {
     return found != known_.end() && found->second->is_of(module) && found->second->comes_here();
   }
 
-  // Run a module; NotImplemented if it has to be run by Python: also where x is a tensor of a class
-  // that wants to see its ops.
+  // Run a module; NotImplemented if it has to be run by Python: also where x is no plain tensor, but
+  // of a class that wants to see its ops, or may have such in it.
   py::object run(const py::object& module, const py::object& x) const {
-    if (pass_ && (THPVariable_CheckExact(x.ptr()) || !THPVariable_Check(x.ptr())) && thread_ == std::this_thread::get_id() && !is_watched() &&
+    if (pass_ && THPVariable_CheckExact(x.ptr()) && thread_ == std::this_thread::get_id() && !is_watched() &&
         at::GradMode::is_enabled()) {
       const auto found = known_.find(module.ptr());
       if (found != known_.end() && found->second->is_of(module)) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,15 +17,11 @@ from torch import Tensor, nn
 
 from virtualgrad.compiling import fixed, settled_while_tracing
 from virtualgrad.errors import ModelError
-from virtualgrad.virtual.attached_class import (
-    BINDING,
-    Classes,
-    attachments_in,
-)
+from virtualgrad.virtual.attached_class import Classes, attachments_in
 from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.marks import PLAIN, Marked
-from virtualgrad.virtual.models import require_attachable, unwrap
+from virtualgrad.virtual.models import BINDING, require_attachable, unwrap
 from virtualgrad.virtual.refusals import refuse_inputs, refuse_thread
 
 
@@ -112,7 +108,10 @@ class Attachment:
             if outer is None:
                 return self._run_pass(forward, module, args, kwargs)
             if not torch.compiler.is_compiling():
-                if intercept.has_marks_on and not _are_plain((*args, *kwargs.values())):
+                if is_recomputing() and not intercept.is_on():  # by torch.autograd.grad in a pass
+                    with intercept:
+                        return forward(module, *args, **kwargs)
+                if intercept.has_marks_on and not _have_plain(args, kwargs):
                     intercept.meet_classes()
                 intercept.look_again()
             return forward(module, *args, **kwargs)
@@ -194,16 +193,14 @@ def _may_meet_marks(args: Any, kwargs: Any) -> bool:
 
     Inputs with a torch function of their own need not know what to make of them.
     """
-    if is_recomputing():
-        return False
+    return not is_recomputing() and _have_plain(args, kwargs)
+
+
+def _have_plain(args: Any, kwargs: Any) -> bool:
+    """Whether no tensor among inputs is of a class with a torch function of its own, but ours."""
     if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # as a rule
         return True
-    return _are_plain(tensors_of((args, kwargs), True))
-
-
-def _are_plain(inputs: Iterable[Any]) -> bool:
-    """Whether no tensor among inputs is of a class with a torch function of its own, but ours."""
-    tensors = [each for each in inputs if isinstance(each, Tensor)]
+    tensors = [each for each in tensors_of((args, kwargs), True) if isinstance(each, Tensor)]
     return all([type(each) in PLAIN or isinstance(each, Marked) for each in tensors])
 
 

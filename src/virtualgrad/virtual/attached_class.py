@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _len_torch_function_stack
 
 from virtualgrad.virtual.leaves import Leaf, is_sequence, leaf_of
+from virtualgrad.virtual.models import BINDING
 from virtualgrad.virtual.refusals import (
     refuse_compiled_pair,
     refuse_compiled_shards,
@@ -27,8 +28,6 @@ from virtualgrad.virtual.synchronised import seen
 if TYPE_CHECKING:
     from virtualgrad.virtual.attach import Attachment
     from virtualgrad.virtual.intercept import Intercept
-
-BINDING = "_virtualgrad_attachment"
 
 
 def attachments_in(cls: type) -> list[Attachment]:

@@ -36,6 +36,7 @@ from virtualgrad.sites.functions import (
 from virtualgrad.virtual.calls import Call, one_forward
 from virtualgrad.virtual.composites import pieces_of
 from virtualgrad.virtual.marks import PLAIN
+from virtualgrad.virtual.models import is_attached
 from virtualgrad.virtual.ops import tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
@@ -106,8 +107,9 @@ class Intercept(Unwatched):
 
     def track(self, parameters: Mapping[str, Tensor]) -> None:
         """Track more parameters."""
+        if self._marks.are_on:  # in the middle of a pass
+            self._watch()
         self.tracked.add(parameters)
-        self._marks.choose(self.tracked.all())
         self.is_sharded = self.tracked.has_shards()
         self.forget_layers()
         self._plans.clear()
@@ -150,7 +152,7 @@ class Intercept(Unwatched):
             self.has_met_classes = True
         if not compiling and (
             not self.tracked.may_be_among((*args, *kwargs.values()))
-            or (self.was_compiled and is_in_compiled_graph())  # it was met when it was traced
+            or (self.was_compiled and is_in_compiled_graph(is_attached))  # it was met in the trace
         ):
             return self._other(func, args, kwargs) if self.sees_all_ops else func(*args, **kwargs)
         kind = kind_of(func)

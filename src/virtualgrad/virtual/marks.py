@@ -37,6 +37,7 @@ class Marks:
     """Marks on parameters.
 
     Args:
+        parameters: those that are to be marked, asked at each pass.
         meet: runs a torch function that takes a marked parameter; those of other threads, which
             have no pass, run as they are.
 
@@ -44,44 +45,47 @@ class Marks:
         are_on: whether the parameters are marked.
     """
 
-    def __init__(self, meet: Meet) -> None:
+    def __init__(self, parameters: Callable[[], Iterable[Tensor]], meet: Meet) -> None:
         self.are_on = False
-        self._made: list[Any] = []  # in this pass, of parameters
+        self._made: list[tuple[Any, type]] = []  # of parameters, and what they are to be
         self._kind = _marked_class(self._meet, self._made)
         self._run = meet
-        self._parameters: tuple[Tensor, ...] = ()
+        self._parameters = parameters
+        self._marked: Iterable[Any] = ()
         self._thread = 0
-
-    def choose(self, parameters: Iterable[Tensor]) -> None:
-        """Choose the parameters."""
-        self._parameters = tuple(parameters)
 
     def may_be_put_on(self) -> bool:
         """Whether all parameters can be marked: other classes than torch's own have reasons."""
-        return all([type(parameter) is nn.Parameter for parameter in self._parameters])
+        return all([type(parameter) is nn.Parameter for parameter in self._parameters()])
 
     def put_on(self) -> None:
         """Mark the parameters, for ops of this thread."""
         self._thread = threading.get_ident()
         self.are_on = True
-        kind = self._kind
-        for parameter in self._parameters:
+        kind, self._marked = self._kind, self._parameters()
+        for parameter in self._marked:
             parameter.__class__ = kind
 
     def take_off(self) -> None:
         """Make plain parameters of them again."""
         self.are_on = False
-        for parameter in self._parameters:
+        for parameter in self._marked:
             parameter.__class__ = nn.Parameter
+        self._marked = ()
         while self._made:
-            made = self._made.pop()
-            made.__class__ = nn.Parameter
+            made, kind = self._made.pop()
+            made.__class__ = kind
             vars(made).pop("_is_param", None)
 
     @property
     def are_of_this_thread(self) -> bool:
         """Whether the pass for which they are on, if they are, runs in this thread."""
         return self._thread == threading.get_ident()
+
+    @staticmethod
+    def are_several(types: Iterable[type]) -> bool:
+        """Whether there are marked parameters of several models among the types of an op."""
+        return sum([issubclass(kind, Marked) for kind in types]) > 1
 
     def have_company(self, types: Iterable[type]) -> bool:
         """Whether there are other classes among the types of an op that want to be asked."""
@@ -100,12 +104,12 @@ class Marks:
         return self._run(func, types, args, kwargs or {})
 
 
-def _marked_class(meet: Callable[..., Any], made: list[Any]) -> type[nn.Parameter]:
+def _marked_class(meet: Callable[..., Any], made: list[tuple[Any, type]]) -> type[nn.Parameter]:
     """A class of parameters whose torch functions go to ``meet``.
 
     Args:
         meet: (torch function, types, args, kwargs) -> result.
-        made: takes the parameters that are made of such ones, and have their class.
+        made: takes the parameters that are made of such ones, and have their class for now.
     """
 
     class Parameter(Marked):
@@ -113,12 +117,12 @@ def _marked_class(meet: Callable[..., Any], made: list[Any]) -> type[nn.Paramete
             return nn.Parameter(data, requires_grad)
 
         def detach(self) -> Any:
-            detached = super().detach()
-            if sys._getframe(1).f_code is not _NEW:
+            detached, caller = super().detach(), sys._getframe(1)
+            if caller.f_code is not _NEW:
                 return detached
             # nn.Parameter(parameter): of a class that is not its own it wants what has that class.
             detached.__class__ = type(self)
-            made.append(detached)
+            made.append((detached, caller.f_locals["cls"]))
             return detached
 
         @classmethod

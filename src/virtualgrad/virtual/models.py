@@ -7,6 +7,14 @@ from torch import Tensor, nn
 
 from virtualgrad.errors import ModelError
 
+BINDING = "_virtualgrad_attachment"
+"""What the classes that an attachment gives to modules call it."""
+
+
+def is_attached(module: object) -> bool:
+    """Whether an object is a module to which an attachment has given a class."""
+    return hasattr(type(module), BINDING)
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's model inside DistributedDataParallel and torch.compile's wrappers."""

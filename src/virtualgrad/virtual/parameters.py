@@ -7,7 +7,9 @@ belongs to the op that computes with it. So tensors are followed here by identit
 
 from __future__ import annotations
 
+import functools
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -32,13 +34,16 @@ class TrackedParameters:
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
         self.views: dict[int, View] = {}
-        self._parameters: dict[str, Tensor] = {}
-        self._known: list[Tensor] = []  # also replaced ones: alive, an id stays a parameter's own
+        self._parameters: dict[str, Tensor] = {}  # kept alive: an id stays its parameter's own
+        self._replaced: dict[int, weakref.ref[Tensor]] = {}  # as long as others keep them alive
         self._gathered: dict[str, Tensor] = {}
 
     def add(self, parameters: Mapping[str, Tensor]) -> None:
         """Track more parameters, or others under the same names."""
-        self._known += [p for p in parameters.values() if id(p) not in self.names]
+        for name, parameter in parameters.items():
+            if self.is_replaced(name, parameter):
+                old = self._parameters[name]
+                self._replaced[id(old)] = weakref.ref(old, functools.partial(self._forget, id(old)))
         self._parameters.update(parameters)
         self.names.update({id(p): name for name, p in parameters.items()})
 
@@ -47,7 +52,13 @@ class TrackedParameters:
 
     def all(self) -> Iterable[Tensor]:
         """The tracked parameters; of one that was tied, and is no longer, both."""
-        return self._known
+        replaced = [known() for known in self._replaced.values()]
+        return [*self._parameters.values(), *(p for p in replaced if p is not None)]
+
+    def _forget(self, key: int, _: object) -> None:
+        """Forget a parameter that was replaced, and is no longer: others may get its id."""
+        self._replaced.pop(key, None)
+        self.names.pop(key, None)
 
     def has_shards(self) -> bool:
         """Whether some parameters are sharded, so that others stand in for them in a forward."""

@@ -22,7 +22,7 @@ from torch._C import (
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
 )
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from virtualgrad.virtual.marks import Marks
 from virtualgrad.virtual.native_forward import InCpp
@@ -62,7 +62,7 @@ class Watching(TorchFunctionMode):
         self.batch_dim = batch_dim
         self.path: str | None = None
         self.in_cpp = InCpp()
-        self._marks = Marks(self._meet)
+        self._marks = Marks(tracked.all, self._meet)
         self._is_first = True  # the pass to come
         self._is_by_marks = False  # the pass that runs, as long as marks do
         self._meets = False  # whether an op with a marked parameter runs
@@ -95,20 +95,20 @@ class Watching(TorchFunctionMode):
             return False
         if _len_torch_function_stack() or not torch._C._is_torch_function_enabled():
             return False  # others watch, or what asks the arguments of ops is switched off
-        self._is_by_marks = self._put_marks_on()
-        return self._is_by_marks
+        if not self._marks.may_be_put_on():
+            return False
+        self._is_by_marks = True
+        self._put_marks_on()
+        return True
 
     def _needs_mode(self) -> bool:
         """Whether passes cannot do with marks alone, whatever comes in them."""
         wants_mode = self.is_sharded or self.sees_all_ops or self.is_shared
         return wants_mode or self.was_compiled or self.has_met_classes
 
-    def _put_marks_on(self) -> bool:
-        if not self._marks.may_be_put_on():
-            return False
+    def _put_marks_on(self) -> None:
         self._marks.put_on()
         self.in_cpp.begin(self.passes.current, self.batch_dim)
-        return True
 
     def _take_marks_off(self) -> None:
         self._marks.take_off()
@@ -119,16 +119,25 @@ class Watching(TorchFunctionMode):
         self._is_by_marks = False
         if self._marks.are_on:
             self._take_marks_off()
-        else:
+        elif self._is_in_stack():
             _take_out(self)
 
     def look_again(self) -> None:
         """At the beginning of a module: mark parameters again if no view of them is left."""
         if not self._is_by_marks or self._marks.are_on or self._needs_mode():
             return
+        if not self._is_in_stack() or torch._C._current_graph_task_id() != -1:
+            return  # in an op that the mode has met, or what a backward pass runs again in it
         if not self.tracked.has_living_views() and self._marks.may_be_put_on():
             _take_out(self)
             self._put_marks_on()
+
+    def is_on(self) -> bool:
+        """Whether ops are seen now, by marks or by the mode."""
+        return self._marks.are_on or self._is_in_stack()
+
+    def _is_in_stack(self) -> bool:
+        return any([mode is self for mode in _get_current_function_mode_stack()])
 
     @property
     def has_marks_on(self) -> bool:
@@ -140,7 +149,9 @@ class Watching(TorchFunctionMode):
         if torch.compiler.is_compiling():
             refuse_late_compilation()
         if self._marks.have_company(types):  # which wants to be asked, too
-            self.meet_classes()
+            others = _passes.here if self._marks.are_several(types) else [self]
+            for watching in reversed(others):  # each gets below those before it
+                watching.meet_classes()
             return func(*args, **kwargs)
         self._meets = True
         try:
