@@ -40,6 +40,7 @@ FILES = (
     "virtual/test_marks.py",
     "virtual/test_refused_graphs.py",
     "virtual/test_threads.py",
+    "virtual/test_unmarked_graphs.py",
     "virtual/test_unmarked_ops.py",
 )
 

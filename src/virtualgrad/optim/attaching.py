@@ -52,6 +52,20 @@ def attach(
     return attachment
 
 
+def detach_at_the_end(optimizer: VirtualGradientDescent, attachment: Attachment) -> None:
+    """Have a model put back when its optimizer has gone, if it is still there.
+
+    (A strong reference here would keep alive a model that has its optimizer, and so both.)
+    """
+    weakref.finalize(optimizer, _detach, weakref.ref(attachment))
+
+
+def _detach(this: weakref.ref[Attachment]) -> None:
+    attachment = this()
+    if attachment is not None:
+        attachment.detach()
+
+
 def _begin_pass(this: weakref.ref[VirtualGradientDescent]) -> None:
     """Before a forward pass: read the factor of the loss, and forget what was thrown away.
 

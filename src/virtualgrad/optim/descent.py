@@ -11,7 +11,6 @@ state_dict.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 from virtualgrad.errors import DetachedError
 from virtualgrad.operators import Operator, as_stateful, identity
 from virtualgrad.optim import checks
-from virtualgrad.optim.attaching import attach
+from virtualgrad.optim.attaching import attach, detach_at_the_end
 from virtualgrad.optim.gradients import GroupGradients, gradients_of
 from virtualgrad.optim.groups import Numbering, Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
@@ -119,7 +118,7 @@ class VirtualGradientDescent(Optimizer):
         except BaseException:
             self.detach()  # the model and its parameters are as free as before
             raise
-        weakref.finalize(self, _detach, weakref.ref(self._attachment))
+        detach_at_the_end(self, self._attachment)
 
     # What a copied or unpickled optimizer has: it is not attached.
     _attachment: Attachment | None = None
@@ -342,13 +341,3 @@ class VirtualGradientDescent(Optimizer):
         detached = "" if is_attached else " (detached)"
         first = f"{type(self).__name__} on {title}: {count:,} parameters{detached}"
         return "\n".join([first, *summary(self.param_groups)])
-
-
-def _detach(attachment: weakref.ref[Attachment]) -> None:
-    """Put a model back when its optimizer has gone, if it is still there.
-
-    (A strong reference here would keep alive a model that has its optimizer, and so both.)
-    """
-    left = attachment()
-    if left is not None:
-        left.detach()
