@@ -37,12 +37,14 @@ class StatefulOperator(ABC):
         loss_scale: the factor of the loss, where the operator knows what to do with it; None where
             it is handed g without that factor.
         ranks: the processes that share a batch, if there are several.
+        takes_guard: whether :meth:`commit_unless` may be called in place of :meth:`commit`.
         switches: what the meaning of the state depends on, name -> value. They are saved with it,
             and an optimizer whose operator has others refuses to load it.
     """
 
     loss_scale: float | None = None
     ranks: Any = None
+    takes_guard: bool = False
     switches: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self) -> None:
@@ -83,8 +85,19 @@ class StatefulOperator(ABC):
     def rollback(self) -> None:
         """Forget the prepared state."""
 
+    def commit_unless(self, guard: Any) -> None:
+        """Commit, if the GPU finds that all numbers of this step are finite (:mod:`.guard`).
+
+        The host does not know, and goes on as behind a commit. Called where ``takes_guard``.
+        """
+        self.commit()
+
     def witnesses(self) -> list[tuple[str, Tensor]]:
         """(site key, a tensor that is finite if every g there was), in the order of backward."""
+        return []
+
+    def counts(self) -> list[tuple[str, Tensor]]:
+        """(site key, a tensor that is finite unless compiled passes have counted a graph twice)."""
         return []
 
     def nonfinite_sites(self) -> list[str]:
@@ -106,6 +119,8 @@ class StatefulOperator(ABC):
 
 class _Stateless(StatefulOperator):
     """Any other operator, as one whose state is always empty."""
+
+    takes_guard = True  # there is nothing to commit
 
     def __init__(self, operator: Operator) -> None:
         super().__init__()

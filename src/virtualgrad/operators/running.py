@@ -260,6 +260,11 @@ def _copy_and_count_anew(
         torch._foreach_zero_(gradients)
 
 
+def forget_compiled(compiled: Sequence[Compiled]) -> None:
+    """Set what compiled passes count to zero; their candidates are r already."""
+    _copy_and_count_anew(compiled, [])
+
+
 def renew_factors(sites: Sequence[Running]) -> None:
     """Make s / sqrt(r + eps) of all sites at once, for the next backward pass."""
     groups: dict[tuple[tuple[float, float], torch.dtype | None], list[Running]] = {}

@@ -16,6 +16,8 @@ from virtualgrad.operators.base import (
     require_names,
     require_shape,
 )
+from virtualgrad.operators.guard import Guard
+from virtualgrad.operators.guarded_commit import commit_unless
 from virtualgrad.operators.ranks import Gathering
 from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
 from virtualgrad.operators.running_sites import RunningSites
@@ -120,6 +122,16 @@ class RunningMeans(StatefulOperator):
         self.epoch += 1
         commit_all(list(self.sites.kept.values()))
 
+    @property
+    def takes_guard(self) -> bool:  # type: ignore[override] # read only, as a property
+        """Not on several processes, which decide together, nor where users commit otherwise."""
+        return self.ranks is None and type(self).commit is RunningMeans.commit
+
+    def commit_unless(self, guard: Guard) -> None:
+        """The same, unless the GPU finds a NaN or an infinity."""
+        self.epoch += 1
+        commit_unless(guard, list(self.sites.kept.values()))
+
     def rollback(self) -> None:
         """Forget what the backward calls since the last commit have brought."""
         self.epoch += 1
@@ -140,6 +152,11 @@ class RunningMeans(StatefulOperator):
     def has_prepared(self) -> bool:
         """Whether a backward pass may have reached a site since the last commit."""
         return any(site.reached for site in self.sites.kept.values())
+
+    def counts(self) -> list[tuple[str, Tensor]]:
+        """Of every site that compiled passes reach, what is not finite if they counted twice."""
+        pairs = [(key, site.compiled) for key, site in self.sites.kept.items()]
+        return [(key, kept.counts) for key, kept in pairs if kept is not None]
 
     def witnesses(self) -> list[tuple[str, Tensor]]:
         """Of every site that was reached, what is finite if its g was."""

@@ -32,8 +32,9 @@ from virtualgrad.optim.occupied import occupy, require_free
 from virtualgrad.optim.processes import find_ranks
 from virtualgrad.optim.saving import add_operator_state, read_entries
 from virtualgrad.optim.scaling import announce, learn_late, loss_scale, unknown_scaler
-from virtualgrad.optim.second_passes import refuse_second_passes
+from virtualgrad.optim.second_passes import refuse_second_passes, second_passes_error
 from virtualgrad.optim.switches import compare, switches_of
+from virtualgrad.optim.unwaited import Unwaited, warn_at_the_end
 from virtualgrad.optim.update import decay, descend
 from virtualgrad.sites import Where
 from virtualgrad.virtual import Attachment, named_parameters, unwrap
@@ -55,12 +56,12 @@ class VirtualGradientDescent(Optimizer):
         params: parameters of the model to optimize, or groups of them with their own ``lr``,
             ``momentum`` and ``weight_decay``, as in torch.optim. By default all.
         batch_dim: the axis of the inputs that counts samples.
-        nonfinite: what ``step()`` does on a NaN or infinite gradient: ``"raise"`` an error or
-            ``"skip"`` the step. Parameters and state stay as they were in both cases. To know it
-            the host waits for the GPU, once a step. ``"ignore"``: it does not look, as torch.optim
-            does not, and NaN spreads, also the one by which a second pass through a *compiled*
-            graph is noticed otherwise. (Steps in a captured CUDA graph are not checked: the host
-            does not see them.)
+        nonfinite: what is done on a NaN or infinite gradient: ``"raise"`` an error or ``"skip"``
+            the step. Parameters and state stay as they were in both cases. On a GPU nobody waits
+            for the answer: it skips the step by itself, and the next ``step()`` raises
+            (:meth:`settle` does at once). ``"ignore"``: nobody looks, as torch.optim does not, and
+            NaN spreads, also the one by which a second pass through a *compiled* graph is noticed
+            otherwise. (Steps in a captured CUDA graph are not checked: the host does not see them.)
         grad_scaler: the torch.amp.GradScaler that scales the loss. T must know the factor; where
             it is not given, ``step()`` takes it from the scaler if that is early enough, or raises.
         process_group: the processes that share a batch, as in DistributedDataParallel; "auto" for
@@ -108,6 +109,7 @@ class VirtualGradientDescent(Optimizer):
         self._mirrors = Mirrors() if mirrors is None else mirrors
         self._attachment = None
         self._newcomers = Newcomers(self.model)
+        self._unwaited = Unwaited()
         groups = named_groups(params, named)
         checks.require_some(groups)
         super().__init__(groups, defaults)
@@ -119,11 +121,13 @@ class VirtualGradientDescent(Optimizer):
             self.detach()  # the model and its parameters are as free as before
             raise
         detach_at_the_end(self, self._attachment)
+        warn_at_the_end(self, self._unwaited)
 
     # What a copied or unpickled optimizer has: it is not attached.
     _attachment: Attachment | None = None
     _transaction = as_stateful(identity)
     _mirrors = Mirrors()
+    _unwaited = Unwaited()
     _switches: dict[str, str] = {}  # noqa: RUF012 - never written to
     _has_only_room = False  # of T's state: none is known to be made with our switches
 
@@ -142,6 +146,7 @@ class VirtualGradientDescent(Optimizer):
         """Put the model back as it was; the optimizer cannot step any more."""
         if self._attachment is not None:
             self._attachment.detach()
+        self.settle()
 
     def __enter__(self) -> VirtualGradientDescent:
         return self
@@ -225,11 +230,16 @@ class VirtualGradientDescent(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._look_at_groups(is_late=True)
+        self.settle()
         looks = self.nonfinite != "ignore"
         gradients = gradients_of(self.param_groups)
+        is_scaled = vars(self).get("found_inf") is not None
+        if looks and not is_scaled and self._step_unwaited(gradients):
+            attachment.intercept.end_step(committed=True)
+            return loss
         check = GradientCheck(gradients)
         self._transaction.begin_reduction()
-        if looks and self._transaction.ranks is not None and vars(self).get("found_inf") is None:
+        if looks and self._transaction.ranks is not None and not is_scaled:
             check.look_ahead()  # a scaler's factor would have to be undone before
         self._transaction.reduce()  # the answers are those of all processes, or they part
         if self._refuse_scaled() or (looks and self._refuse_nonfinite(check)):
@@ -284,6 +294,31 @@ class VirtualGradientDescent(Optimizer):
             return True
         raise nonfinite_error(places)
 
+    def settle(self) -> None:
+        """Wait for the last step on a GPU; raise, if it met a NaN or an infinity.
+
+        Otherwise the next ``step()`` raises, ``state_dict()`` or ``detach()``. The GPU has not made
+        that step: parameters and state are as they were before it.
+        """
+        found = self._unwaited.settle()
+        if found is None or (self.nonfinite == "skip" and not found.second_passes):
+            return
+        self._transaction.rollback()
+        if found.second_passes:
+            raise second_passes_error(found.second_passes)
+        raise nonfinite_error(found.places, is_late=True)
+
+    def _step_unwaited(self, gradients: list[GroupGradients]) -> bool:
+        """Make a step that the GPU decides on; False if it must be made otherwise."""
+        return self._unwaited.step(gradients, self._transaction, self._buffers_of)
+
+    def _buffers_of(self, gradients: GroupGradients) -> list[Tensor] | None:
+        """The buffers of momentum of a group; None if the first step has yet to make one."""
+        if not gradients.group["momentum"]:
+            return []
+        found = [self.state[p].get("momentum_buffer") for p in gradients.params]
+        return None if any(buffer is None for buffer in found) else found
+
     def _step_group(self, gradients: GroupGradients) -> None:
         group, params, grads, has_sparse = gradients
         momentum = group["momentum"]
@@ -305,6 +340,7 @@ class VirtualGradientDescent(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch.optim; the state of T stands at the first parameter of each site."""
+        self.settle()
         packed = super().state_dict()
         served = {} if self._attachment is None else self._attachment.intercept.parameters_at
         named = list(self._named_parameters())
@@ -325,6 +361,7 @@ class VirtualGradientDescent(Optimizer):
         saved = read_entries(state_dict["state"], list(self._named_parameters()))
         compare(saved.made_with, self._switches)
         self._transaction.require_loadable(saved.operator)
+        self._unwaited.forget()
         super().load_state_dict({**state_dict, "state": saved.plain})
         self._look_at_groups()
         self._transaction.rollback()

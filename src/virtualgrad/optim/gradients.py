@@ -23,6 +23,17 @@ class GroupGradients(NamedTuple):
     grads: list[Tensor]
     has_sparse: bool
 
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return names_of(self.group, self.params)
+
+
+def names_of(group: dict[str, Any], params: Iterable[Tensor]) -> list[str]:
+    """The names of some parameters of a group, in its order."""
+    some = {id(parameter) for parameter in params}
+    pairs = zip(group["param_names"], group["params"], strict=True)
+    return [name for name, parameter in pairs if id(parameter) in some]
+
 
 def gradients_of(groups: Iterable[dict[str, Any]]) -> list[GroupGradients]:
     """The gradients of all groups that have some."""

@@ -60,20 +60,22 @@ class GradientCheck:
 
     def _names(self) -> list[str]:
         """The names of the parameters whose gradients were looked at."""
-        return [
-            name
-            for found in self._gradients
-            for name, p in zip(found.group["param_names"], found.group["params"], strict=True)
-            if p.grad is not None
-        ]
+        return [name for found in self._gradients for name in found.names()]
 
 
-def nonfinite_error(places: Sequence[str]) -> NonFiniteError:
-    """The error for gradients that are NaN or infinite at these places."""
+def nonfinite_error(places: Sequence[str], *, is_late: bool = False) -> NonFiniteError:
+    """The error for gradients that are NaN or infinite at these places.
+
+    Args:
+        places: their names.
+        is_late: whether they are those of the step before, which the GPU has not made.
+    """
     more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+    where = f"{places[0]}{more}"
     return NonFiniteError.of(
-        given=f"a NaN or infinite gradient at {places[0]}{more}",
-        allowed="finite gradients; parameters and state are as they were before this step",
+        given=f"a NaN or infinite gradient at {where}{' in the last step' if is_late else ''}",
+        allowed="finite gradients; parameters and state are as they were before "
+        f"{'it, and no step was made since' if is_late else 'this step'}",
         todo="look at the inputs and the loss of this batch, lower lr or scale, or pass "
         "nonfinite='skip' to skip such steps",
     )

@@ -7,6 +7,8 @@ operators says why), so what it prepares is not a number, by which a step finds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from virtualgrad.errors import RetainedGraphError
 from virtualgrad.operators import StatefulOperator
 
@@ -20,8 +22,13 @@ def refuse_second_passes(operator: StatefulOperator) -> None:
     if not sites:
         return
     operator.rollback()
+    raise second_passes_error(sites)
+
+
+def second_passes_error(sites: Sequence[str]) -> RetainedGraphError:
+    """The error for second passes that have reached these sites."""
     more = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
-    raise RetainedGraphError.of(
+    return RetainedGraphError.of(
         given=f"a second backward pass through a compiled graph (retain_graph=True) before one "
         f"step, at {sites[0]}{more}",
         allowed="one backward pass through each compiled graph, in the order of the forward "

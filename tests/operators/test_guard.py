@@ -1,0 +1,217 @@
+"""What a GPU writes unless a number is not finite, against torch's own functions.
+
+As in ``test_kernels.py``, the functions ``check_*`` run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted import needs_triton, run_checks
+from torch import Tensor
+
+from virtualgrad.operators.addresses import MOST_KEPT, NUMBERS
+from virtualgrad.operators.guard import Guard
+
+SHAPES = [(1,), (3, 5), (0,), (NUMBERS,), (2 * NUMBERS + 1,), (8, 4, 3, 3), (1, 1)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+LR, MOMENTUM, DECAY, RHO = 0.3, 0.7, 0.1, 0.9
+
+
+def made(device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator(device).manual_seed(seed)
+    found = [torch.randn(s, device=device, generator=generator).to(dtype) for s in SHAPES]
+    found[5] = found[5].contiguous(memory_format=torch.channels_last)
+    return found
+
+
+def same(found: list[Tensor], expected: list[Tensor]) -> None:
+    """To the bit; the interpreter rounds a product before it adds, and cuts bfloat16 off."""
+    for one, other in zip(found, expected, strict=True):
+        if one.is_cuda:
+            assert torch.equal(one, other)
+        else:
+            rtol = 1e-6 if one.dtype == torch.float32 else 4 * torch.finfo(one.dtype).eps
+            torch.testing.assert_close(one, other, rtol=rtol, atol=rtol)
+
+
+def begun(guard: Guard, *, is_up: bool) -> None:
+    """Begin a step, with a NaN or without."""
+    number = torch.full((4,), torch.nan if is_up else 1.0, device=guard.device)
+    looked_at = guard.tables_of([number])
+    assert looked_at is not None
+    guard.look(looked_at)
+
+
+def compare_descent(device: str, dtype: torch.dtype, momentum: float, weight_decay: float) -> None:
+    params, grads, buffers = made(device, dtype), made(device, dtype, 1), made(device, dtype, 2)
+    before = [tensor.clone() for tensor in (*params, *buffers)]
+    guard = Guard(params[0])
+    descent = guard.descent(params, grads, buffers if momentum else [])
+    assert descent is not None
+    begun(guard, is_up=True)
+    guard.descend(descent, lr=LR, momentum=momentum, weight_decay=weight_decay)
+    assert all(map(torch.equal, (*params, *buffers), before))
+
+    expected, b = before[: len(params)], before[len(params) :]
+    versions = [tensor._version for tensor in params]
+    begun(guard, is_up=False)
+    guard.descend(descent, lr=LR, momentum=momentum, weight_decay=weight_decay)
+    if weight_decay:
+        torch._foreach_mul_(expected, 1 - LR * weight_decay)
+    step = grads
+    if momentum:
+        torch._foreach_mul_(b, momentum)
+        torch._foreach_add_(b, grads)
+        step = b
+    torch._foreach_add_(expected, step, alpha=-LR)
+    same([*params, *buffers], [*expected, *b])
+    assert all(t._version > old for t, old in zip(params, versions, strict=True))
+
+
+def compare_look(device: str, dtype: torch.dtype) -> None:
+    tensors = [*made(device, dtype), *made(device, torch.float32)]
+    largest = torch.finfo(dtype).max
+    tensors[1].fill_(largest)  # finite, though a sum of them is not
+    guard = Guard(tensors[1])
+    for number in (torch.nan, torch.inf, -torch.inf):
+        for place in (0, 4, 5, 7, 11):
+            spoilt = [tensor.clone() for tensor in tensors]
+            spoilt[place].view(-1)[-1:].fill_(number) if place != 5 else spoilt[5][
+                -1, -1, -1, -1
+            ].fill_(number)
+            looked_at = guard.tables_of(spoilt)
+            assert looked_at is not None
+            order = guard.look(looked_at)
+            found = guard.found.tolist()
+            assert found[0] == guard.step
+            assert [p for p, n in zip(order, found[1:], strict=True) if n == guard.step] == [place]
+    looked_at = guard.tables_of(tensors)
+    assert looked_at is not None
+    guard.look(looked_at)
+    assert guard.found[0] != guard.step
+
+
+def compare_means(device: str) -> None:
+    means, norms = made(device), made(device, seed=1)
+    weights = [0.1 * (place + 1) for place in range(len(means))]
+    before = [r.clone() for r in means]
+    guard = Guard(means[0])
+    begun(guard, is_up=True)
+    assert guard.update_means(means, norms, weights, RHO)
+    assert all(map(torch.equal, means, before))
+    begun(guard, is_up=False)
+    assert guard.update_means(means, norms, weights, RHO)
+    torch._foreach_mul_(before, RHO)
+    torch._foreach_addcmul_(before, norms, norms, weights)
+    same(means, before)
+
+
+def compare_exchange(device: str) -> None:
+    means, candidates = made(device), made(device, seed=1)
+    first, second = [r.clone() for r in means], [c.clone() for c in candidates]
+    guard = Guard(means[0])
+    begun(guard, is_up=False)
+    assert guard.exchange(means, candidates)
+    assert all(map(torch.equal, means, second))
+    assert all(map(torch.equal, candidates, second))
+    begun(guard, is_up=True)
+    for r, old in zip(means, first, strict=True):
+        r.copy_(old)
+    assert guard.exchange(means, candidates)
+    assert all(map(torch.equal, means, first))
+    assert all(map(torch.equal, candidates, first))
+
+
+def compare_unaligned(device: str) -> None:
+    """Tensors that begin anywhere, as the two halves of what one kernel has written."""
+    one, other = torch.randn(2, 4099, device=device), torch.randn(2, 4099, device=device)
+    expected, guard = one.clone(), Guard(one)
+    params, grads = list(one), list(other)
+    descent = guard.descent(params, grads, [])
+    assert descent is not None
+    assert not descent.table.is_aligned
+    begun(guard, is_up=False)
+    guard.descend(descent, lr=LR, momentum=0.0, weight_decay=0.0)
+    same([one], [expected.add_(other, alpha=-LR)])
+
+
+def compare_refusals(device: str) -> None:
+    """What would be read wrongly is not taken; the same address is not the same tensor."""
+    guard = Guard(torch.ones(1, device=device))
+    whole = torch.randn(8, 16, device=device)
+    parameter = torch.randn(8, 16, device=device)
+
+    def takes(one: Tensor, other: Tensor) -> bool:
+        return guard.descent([one], [other], []) is not None
+
+    assert takes(parameter, whole)
+    assert not takes(parameter, torch.randn(16, 8, device=device).t())
+    assert not takes(parameter[:, :8], whole[:, :8])
+    assert takes(parameter.view(-1)[1:9], whole.view(-1)[1:9])  # not aligned
+    assert not takes(parameter, whole.to(torch.bfloat16))
+    assert not takes(parameter.double(), whole.double())
+    assert not takes(parameter, whole[0].expand(8, 16))
+    assert takes(parameter[:4], whole[:4])
+    begun(guard, is_up=False)
+    before = parameter.clone()
+    descent = guard.descent([parameter[:4]], [whole[:4]], [])
+    assert descent is not None
+    guard.descend(descent, lr=LR, momentum=0.0, weight_decay=0.0)
+    assert torch.equal(parameter[4:], before[4:])
+    assert not torch.equal(parameter[:4], before[:4])
+    for _ in range(MOST_KEPT + 2):  # however many there come to be
+        assert takes(parameter, torch.empty_like(whole))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
+@pytest.mark.parametrize("weight_decay", [0.0, DECAY])
+def check_descent(dtype, momentum, weight_decay):
+    compare_descent("cpu", dtype, momentum, weight_decay)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def check_look(dtype):
+    compare_look("cpu", dtype)
+
+
+def check_means_and_exchange():
+    compare_means("cpu")
+    compare_exchange("cpu")
+
+
+def check_refusals():
+    compare_refusals("cpu")
+    compare_unaligned("cpu")
+
+
+@needs_triton
+def test_in_the_interpreter() -> None:
+    run_checks(__file__)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
+@pytest.mark.parametrize("weight_decay", [0.0, DECAY])
+def test_descent_on_a_gpu(dtype: torch.dtype, momentum: float, weight_decay: float) -> None:
+    compare_descent("cuda", dtype, momentum, weight_decay)
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_look_on_a_gpu(dtype: torch.dtype) -> None:
+    compare_look("cuda", dtype)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_means_exchange_and_refusals_on_a_gpu() -> None:
+    compare_means("cuda")
+    compare_exchange("cuda")
+    compare_refusals("cuda")
+    compare_unaligned("cuda")

@@ -1,0 +1,317 @@
+"""Steps for which nobody waits: those that are waited for are the oracle, and NaN comes to light.
+
+As in ``test_kernels.py``, the functions ``check_*`` run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from devices import ON_A_GPU
+from interpreted import needs_triton, run_checks
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+
+from virtualgrad import SVGD, VirtualGradientDescent, operators
+from virtualgrad.errors import NonFiniteError, RetainedGraphError
+from virtualgrad.optim.unwaited import Unwaited
+
+STEPS, SPOILT = 5, 2
+Make = Callable[..., VirtualGradientDescent]
+
+READINGS: dict[str, Make] = {
+    "Algorithm 1": lambda model, **more: SVGD(model, 0.1, **more),
+    "released": lambda model, **more: SVGD.released(model, 0.1, 0.01, **more),
+    "shared": lambda model, **more: SVGD.released(model, 0.1, 0.01, share_positions=True, **more),
+    "momentum": lambda model, **more: SVGD(model, 0.1, momentum=0.9, weight_decay=0.1, **more),
+    "groups": lambda model, **more: SVGD(
+        model,
+        0.1,
+        params=[
+            {
+                "params": [p for n, p in model.named_parameters() if "0" in n],
+                "lr": 0.05,
+                "rho": 0.5,
+            },
+            {"params": [p for n, p in model.named_parameters() if "0" not in n]},
+        ],
+        **more,
+    ),
+    "the identity": lambda model, **more: VirtualGradientDescent(model, 0.1, **more),
+    "sign": lambda model, **more: VirtualGradientDescent(model, 0.1, operators.Sign(), **more),
+}
+
+
+class Added(nn.Module):
+    """Position embeddings: their r is of values for the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(6, 5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.places
+
+
+def network(device: str) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        Added(),
+        nn.Conv2d(6, 4, 3),
+        nn.Flatten(),
+        nn.Linear(36, 7),
+        nn.Tanh(),
+        nn.Linear(7, 2),
+    ).to(device)
+
+
+def batch(number: int, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(8, 3, 5, 5, generator=generator).to(device)
+
+
+def pass_through(model: nn.Module, optimizer: Any, x: Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+
+
+def kept(model: nn.Module, optimizer: Any) -> list[Tensor]:
+    """Parameters, and the state of the optimizer; not what a forward pass has written."""
+    found = [parameter.detach().clone() for parameter in model.parameters()]
+    for state in optimizer.state_dict()["state"].values():
+        found += [value.clone() for value in state.values() if isinstance(value, Tensor)]
+    return found
+
+
+def trained(device: str, make: Make, monkeypatch: Any, *, waits: bool) -> list[Tensor]:
+    model = network(device)
+    optimizer = make(model)
+    with monkeypatch.context() as patch:
+        if waits:
+            patch.setattr(Unwaited, "step", lambda *_: False)
+        for number in range(STEPS):
+            pass_through(model, optimizer, batch(number, device))
+            optimizer.step()
+        assert (optimizer._unwaited._last is None) == waits
+    return kept(model, optimizer)
+
+
+def compare(device: str, reading: str, monkeypatch: Any) -> None:
+    expected = trained(device, READINGS[reading], monkeypatch, waits=True)
+    found = trained(device, READINGS[reading], monkeypatch, waits=False)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if device == "cuda":
+            assert torch.equal(one, other)
+        else:
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def compare_skipped(device: str, reading: str, *, spoilt_by: float) -> None:
+    """A step with a NaN is as if it had never been, and is told of by the next one."""
+    make = READINGS[reading]
+    whole, model = network(device), network(device)
+    theirs, ours = make(whole), make(model, nonfinite="skip")
+    for number in range(STEPS):
+        pass_through(model, ours, batch(number, device) * (spoilt_by if number == SPOILT else 1))
+        ours.step()
+        if number == SPOILT:
+            for module, other in zip(whole.modules(), model.modules(), strict=True):
+                for name, value in module.named_buffers(recurse=False):
+                    value.copy_(getattr(other, name))  # what the forward pass has written
+            continue
+        pass_through(whole, theirs, batch(number, device))
+        theirs.step()
+    for one, other in zip(kept(model, ours), kept(whole, theirs), strict=True):
+        assert torch.equal(one, other)
+
+
+def tell(device: str) -> None:
+    model = network(device)
+    optimizer = SVGD.released(model, 0.1, 0.01)
+    pass_through(model, optimizer, batch(0, device))
+    optimizer.step()
+    before = kept(model, optimizer)
+
+    def spoil() -> None:
+        pass_through(model, optimizer, batch(1, device))
+        model[6].weight.grad[0, 0] = torch.inf
+        optimizer.step()
+
+    spoil()  # nobody waits
+    assert all(map(torch.equal, (p.detach() for p in model.parameters()), before))
+    pass_through(model, optimizer, batch(2, device))
+    with pytest.raises(NonFiniteError, match=r"at 6\.weight in the last step"):
+        optimizer.step()
+    assert all(map(torch.equal, kept(model, optimizer), before))  # nor was this one made
+    optimizer.settle()  # told once
+    spoil()
+    with pytest.raises(NonFiniteError, match="in the last step"):
+        optimizer.settle()
+    spoil()
+    with pytest.raises(NonFiniteError, match="in the last step"):
+        optimizer.state_dict()
+    spoil()
+    optimizer.load_state_dict(SVGD.released(network(device), 0.1).state_dict())
+    optimizer.settle()  # it was of another state
+    pass_through(model, optimizer, batch(1, device) * torch.nan)
+    optimizer.step()
+    with pytest.raises(NonFiniteError, match=r"at 8:linear\(weight\) and 3 more in the last step"):
+        optimizer.settle()
+    spoil()
+    with pytest.raises(NonFiniteError, match="in the last step"):
+        optimizer.detach()
+    assert type(model) is nn.Sequential
+
+
+def tell_at_the_end(device: str) -> None:
+    model = network(device)
+    optimizer = SVGD.released(model, 0.1, 0.01)
+    pass_through(model, optimizer, batch(1, device))
+    model[6].weight.grad[0, 0] = torch.inf
+    optimizer.step()
+    with pytest.warns(UserWarning, match=r"was not made: a NaN or infinite gradient at 6\.weight"):
+        del optimizer
+        gc.collect()
+
+
+def compare_compiled(device: str, monkeypatch: Any) -> None:
+    """Compiled passes write the new r themselves; a NaN there goes, too."""
+    found: list[list[Tensor]] = []
+    for waits in (True, False):
+        torch._dynamo.reset()
+        model = network(device)
+        optimizer = SVGD(model, 0.1, nonfinite="skip")
+        run = torch.compile(model, backend="aot_eager")
+        with monkeypatch.context() as patch:
+            if waits:
+                patch.setattr(Unwaited, "step", lambda *_: False)
+            for number in range(STEPS):
+                optimizer.zero_grad()
+                x = batch(number, device)
+                loss = run(x).square().mean()
+                (loss * torch.nan if number == SPOILT else loss).backward()
+                optimizer.step()
+            assert (optimizer._unwaited._last is None) == waits
+        found.append(kept(model, optimizer))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def refuse_a_second_pass(device: str) -> None:
+    torch._dynamo.reset()
+    model = network(device)
+    optimizer = SVGD(model, 0.1)
+    run = torch.compile(model, backend="aot_eager")
+    with functorch_config.patch(donated_buffer=False):  # so that graphs may be kept
+        run(batch(0, device)).square().mean().backward()
+        optimizer.step()
+        before = kept(model, optimizer)
+        optimizer.zero_grad()
+        loss = run(batch(1, device)).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+    with pytest.raises(RetainedGraphError, match="second backward pass"):
+        optimizer.settle()
+    assert all(map(torch.equal, kept(model, optimizer), before))
+
+
+def leave_the_rest_to_others(device: str) -> None:
+    """What only the host can decide on, or no kernel takes, is waited for."""
+    for make in (
+        lambda model: SVGD(model, torch.tensor(0.1)),
+        lambda model: SVGD(model, 0.1, nonfinite="ignore"),
+        lambda model: SVGD(model, 0.1, process_group=None),
+    ):
+        model = network(device)
+        optimizer = make(model)
+        pass_through(model, optimizer, batch(0, device))
+        if optimizer.nonfinite == "raise" and not isinstance(optimizer.defaults["lr"], Tensor):
+            optimizer.operator.ranks = object()
+            assert not optimizer.operator.takes_guard
+            optimizer.operator.ranks = None
+            grad = model[8].weight.grad
+            model[8].weight.grad = torch.empty(7, 2, device=device).t().copy_(grad)
+        optimizer.step()
+        assert optimizer._unwaited._last is None
+    copied = copy.deepcopy(optimizer)
+    copied.settle()
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def check_steps(reading, monkeypatch):
+    compare("cpu", reading, monkeypatch)
+
+
+@pytest.mark.parametrize("spoilt_by", [torch.nan, torch.inf])
+@pytest.mark.parametrize("reading", ["Algorithm 1", "released", "momentum"])
+def check_skipped(reading, spoilt_by):
+    compare_skipped("cpu", reading, spoilt_by=spoilt_by)
+
+
+def check_it_is_told():
+    tell("cpu")
+    tell_at_the_end("cpu")
+
+
+def check_compiled(monkeypatch):
+    compare_compiled("cpu", monkeypatch)
+    refuse_a_second_pass("cpu")
+
+
+def check_the_rest():
+    leave_the_rest_to_others("cpu")
+
+
+@pytest.mark.slow
+@needs_triton
+def test_in_the_interpreter() -> None:
+    run_checks(__file__)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_A_GPU)])
+@pytest.mark.parametrize("reading", READINGS)
+def test_steps_on_a_gpu(device: str, reading: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(device, reading, monkeypatch)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_A_GPU)])
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("spoilt_by", [torch.nan, torch.inf])
+def test_skipped_on_a_gpu(device: str, reading: str, spoilt_by: float) -> None:
+    compare_skipped(device, reading, spoilt_by=spoilt_by)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_A_GPU)])
+def test_it_is_told_on_a_gpu(device: str) -> None:
+    tell(device)
+    tell_at_the_end(device)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_A_GPU)])
+def test_compiled_on_a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare_compiled(device, monkeypatch)
+    refuse_a_second_pass(device)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_A_GPU)])
+def test_the_rest_on_a_gpu(device: str) -> None:
+    leave_the_rest_to_others(device)
+
+
+def test_a_cpu_is_not_waited_for() -> None:
+    """Its answer is there at once, and so is the error."""
+    model = network("cpu")
+    optimizer = SVGD.released(model, 0.1, 0.01)
+    pass_through(model, optimizer, batch(0, "cpu") * torch.nan)
+    with pytest.raises(NonFiniteError, match="before this step"):
+        optimizer.step()
