@@ -36,28 +36,37 @@ def same(found: list[Tensor], expected: list[Tensor]) -> None:
             torch.testing.assert_close(one, other, rtol=rtol, atol=rtol)
 
 
-def begun(guard: Guard, *, is_up: bool) -> None:
-    """Begin a step, with a NaN or without."""
+def begin(guard: Guard, *, is_up: bool) -> None:
+    """Look, behind all that was announced; at a NaN or not."""
     number = torch.full((4,), torch.nan if is_up else 1.0, device=guard.device)
-    looked_at = guard.tables_of([number])
+    looked_at = guard.will_look([number])
     assert looked_at is not None
     guard.look(looked_at)
+    if guard.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def descend(guard: Guard, lists: list[list[Tensor]], *, is_up: bool, **numbers: float) -> None:
+    guard.begin()
+    params, grads, *buffers = lists
+    descent = guard.will_descend(params, grads, buffers[0] if buffers else [])
+    assert descent is not None
+    begin(guard, is_up=is_up)
+    guard.descend(descent, lr=LR, **numbers)
 
 
 def compare_descent(device: str, dtype: torch.dtype, momentum: float, weight_decay: float) -> None:
     params, grads, buffers = made(device, dtype), made(device, dtype, 1), made(device, dtype, 2)
     before = [tensor.clone() for tensor in (*params, *buffers)]
-    guard = Guard(params[0])
-    descent = guard.descent(params, grads, buffers if momentum else [])
-    assert descent is not None
-    begun(guard, is_up=True)
-    guard.descend(descent, lr=LR, momentum=momentum, weight_decay=weight_decay)
+    guard = Guard(params[0].device)
+    lists = [params, grads, *([buffers] if momentum else [])]
+    numbers = {"momentum": momentum, "weight_decay": weight_decay}
+    descend(guard, lists, is_up=True, **numbers)
     assert all(map(torch.equal, (*params, *buffers), before))
 
     expected, b = before[: len(params)], before[len(params) :]
     versions = [tensor._version for tensor in params]
-    begun(guard, is_up=False)
-    guard.descend(descent, lr=LR, momentum=momentum, weight_decay=weight_decay)
+    descend(guard, lists, is_up=False, **numbers)
     if weight_decay:
         torch._foreach_mul_(expected, 1 - LR * weight_decay)
     step = grads
@@ -74,35 +83,46 @@ def compare_look(device: str, dtype: torch.dtype) -> None:
     tensors = [*made(device, dtype), *made(device, torch.float32)]
     largest = torch.finfo(dtype).max
     tensors[1].fill_(largest)  # finite, though a sum of them is not
-    guard = Guard(tensors[1])
+    guard = Guard(tensors[1].device)
+
+    def met(some: list[Tensor]) -> list[int]:
+        guard.begin()
+        looked_at = guard.will_look(some)
+        assert looked_at is not None
+        guard.look(looked_at)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        is_up = guard.flag[0] == guard.step
+        found = [looked_at.order[number] for number in guard.met()]
+        assert bool(found) == is_up
+        return found
+
     for number in (torch.nan, torch.inf, -torch.inf):
         for place in (0, 4, 5, 7, 11):
             spoilt = [tensor.clone() for tensor in tensors]
             spoilt[place].view(-1)[-1:].fill_(number) if place != 5 else spoilt[5][
                 -1, -1, -1, -1
             ].fill_(number)
-            looked_at = guard.tables_of(spoilt)
-            assert looked_at is not None
-            order = guard.look(looked_at)
-            found = guard.found.tolist()
-            assert found[0] == guard.step
-            assert [p for p, n in zip(order, found[1:], strict=True) if n == guard.step] == [place]
-    looked_at = guard.tables_of(tensors)
-    assert looked_at is not None
-    guard.look(looked_at)
-    assert guard.found[0] != guard.step
+            assert met(spoilt) == [place]
+    assert met(tensors) == []
 
 
 def compare_means(device: str) -> None:
     means, norms = made(device), made(device, seed=1)
     weights = [0.1 * (place + 1) for place in range(len(means))]
     before = [r.clone() for r in means]
-    guard = Guard(means[0])
-    begun(guard, is_up=True)
-    assert guard.update_means(means, norms, weights, RHO)
+    guard = Guard(means[0].device)
+
+    def update(*, is_up: bool) -> None:
+        guard.begin()
+        table = guard.will_update(means, norms, weights)
+        assert table is not None
+        begin(guard, is_up=is_up)
+        guard.update_means(table, RHO)
+
+    update(is_up=True)
     assert all(map(torch.equal, means, before))
-    begun(guard, is_up=False)
-    assert guard.update_means(means, norms, weights, RHO)
+    update(is_up=False)
     torch._foreach_mul_(before, RHO)
     torch._foreach_addcmul_(before, norms, norms, weights)
     same(means, before)
@@ -111,15 +131,21 @@ def compare_means(device: str) -> None:
 def compare_exchange(device: str) -> None:
     means, candidates = made(device), made(device, seed=1)
     first, second = [r.clone() for r in means], [c.clone() for c in candidates]
-    guard = Guard(means[0])
-    begun(guard, is_up=False)
-    assert guard.exchange(means, candidates)
+    guard = Guard(means[0].device)
+
+    def exchange(*, is_up: bool) -> None:
+        guard.begin()
+        table = guard.will_exchange(means, candidates)
+        assert table is not None
+        begin(guard, is_up=is_up)
+        guard.exchange(table)
+
+    exchange(is_up=False)
     assert all(map(torch.equal, means, second))
     assert all(map(torch.equal, candidates, second))
-    begun(guard, is_up=True)
     for r, old in zip(means, first, strict=True):
         r.copy_(old)
-    assert guard.exchange(means, candidates)
+    exchange(is_up=True)
     assert all(map(torch.equal, means, first))
     assert all(map(torch.equal, candidates, first))
 
@@ -127,24 +153,23 @@ def compare_exchange(device: str) -> None:
 def compare_unaligned(device: str) -> None:
     """Tensors that begin anywhere, as the two halves of what one kernel has written."""
     one, other = torch.randn(2, 4099, device=device), torch.randn(2, 4099, device=device)
-    expected, guard = one.clone(), Guard(one)
-    params, grads = list(one), list(other)
-    descent = guard.descent(params, grads, [])
+    expected, guard = one.clone(), Guard(one.device)
+    lists = [list(one), list(other)]
+    descent = guard.will_descend(*lists, [])
     assert descent is not None
-    assert not descent.table.is_aligned
-    begun(guard, is_up=False)
-    guard.descend(descent, lr=LR, momentum=0.0, weight_decay=0.0)
+    assert not descent.table.walk.is_aligned
+    descend(guard, lists, is_up=False, momentum=0.0, weight_decay=0.0)
     same([one], [expected.add_(other, alpha=-LR)])
 
 
 def compare_refusals(device: str) -> None:
     """What would be read wrongly is not taken; the same address is not the same tensor."""
-    guard = Guard(torch.ones(1, device=device))
+    guard = Guard(torch.ones(1, device=device).device)
     whole = torch.randn(8, 16, device=device)
     parameter = torch.randn(8, 16, device=device)
 
     def takes(one: Tensor, other: Tensor) -> bool:
-        return guard.descent([one], [other], []) is not None
+        return guard.will_descend([one], [other], []) is not None
 
     assert takes(parameter, whole)
     assert not takes(parameter, torch.randn(16, 8, device=device).t())
@@ -154,15 +179,21 @@ def compare_refusals(device: str) -> None:
     assert not takes(parameter.double(), whole.double())
     assert not takes(parameter, whole[0].expand(8, 16))
     assert takes(parameter[:4], whole[:4])
-    begun(guard, is_up=False)
     before = parameter.clone()
-    descent = guard.descent([parameter[:4]], [whole[:4]], [])
-    assert descent is not None
-    guard.descend(descent, lr=LR, momentum=0.0, weight_decay=0.0)
+    descend(guard, [[parameter[:4]], [whole[:4]]], is_up=False, momentum=0.0, weight_decay=0.0)
     assert torch.equal(parameter[4:], before[4:])
     assert not torch.equal(parameter[:4], before[:4])
-    for _ in range(MOST_KEPT + 2):  # however many there come to be
-        assert takes(parameter, torch.empty_like(whole))
+    guard.begin()
+    for rows in range(1, MOST_KEPT + 3):  # however many there come to be, each is as it should be
+        some, other = torch.randn(rows, 100, device=device), torch.randn(rows, 100, device=device)
+        expected = [some.add(other, alpha=-LR)]
+        descend(guard, [[some], [other]], is_up=False, momentum=0.0, weight_decay=0.0)
+        same([some], expected)
+    many = [torch.randn(3, device=device) for _ in range(300)]  # more than there is room for
+    expected = [tensor.clone() for tensor in many]
+    descend(guard, [many, many], is_up=False, momentum=0.0, weight_decay=0.0)
+    torch._foreach_add_(expected, expected, alpha=-LR)
+    same(many, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

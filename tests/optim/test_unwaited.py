@@ -225,26 +225,48 @@ def refuse_a_second_pass(device: str) -> None:
     assert all(map(torch.equal, kept(model, optimizer), before))
 
 
+def another_layout(model: Any, optimizer: Any) -> None:
+    weight = model[8].weight
+    weight.grad = weight.grad.t().contiguous().t()
+
+
+def several_ranks(model: Any, optimizer: Any) -> None:
+    optimizer.operator.ranks = object()
+    assert optimizer.operator.guarded_commit(None) is None
+    optimizer.operator.ranks = None
+    optimizer._transaction.guarded_commit = lambda guard: None
+
+
+def as_it_is(model: Any, optimizer: Any) -> None:
+    pass
+
+
+OTHERS: list[tuple[Make, Callable[[Any, Any], None]]] = [
+    (lambda model: SVGD(model, torch.tensor(0.1)), as_it_is),
+    (lambda model: SVGD(model, 0.1, nonfinite="ignore"), as_it_is),
+    (lambda model: SVGD(model.double(), 0.1), as_it_is),
+    (lambda model: SVGD(model, 0.1, momentum=0.9), as_it_is),  # it has no buffers yet
+    (lambda model: SVGD(model, 0.1), another_layout),
+    (lambda model: SVGD(model, 0.1), several_ranks),
+]
+
+
 def leave_the_rest_to_others(device: str) -> None:
     """What only the host can decide on, or no kernel takes, is waited for."""
-    for make in (
-        lambda model: SVGD(model, torch.tensor(0.1)),
-        lambda model: SVGD(model, 0.1, nonfinite="ignore"),
-        lambda model: SVGD(model, 0.1, process_group=None),
-    ):
+    for make, change in OTHERS:
         model = network(device)
         optimizer = make(model)
-        pass_through(model, optimizer, batch(0, device))
-        if optimizer.nonfinite == "raise" and not isinstance(optimizer.defaults["lr"], Tensor):
-            optimizer.operator.ranks = object()
-            assert not optimizer.operator.takes_guard
-            optimizer.operator.ranks = None
-            grad = model[8].weight.grad
-            model[8].weight.grad = torch.empty(7, 2, device=device).t().copy_(grad)
+        dtype = next(model.parameters()).dtype
+        pass_through(model, optimizer, batch(0, device).to(dtype))
+        change(model, optimizer)
+        before = model[8].weight.detach().clone()
         optimizer.step()
         assert optimizer._unwaited._last is None
-    copied = copy.deepcopy(optimizer)
-    copied.settle()
+        assert not torch.equal(model[8].weight, before)
+
+
+def test_a_copy_has_nothing_to_tell() -> None:
+    copy.deepcopy(SVGD(network("cpu"), 0.1)).settle()
 
 
 @pytest.mark.parametrize("reading", READINGS)

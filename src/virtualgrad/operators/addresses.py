@@ -1,8 +1,10 @@
 """Many tensors for one kernel of a GPU: their addresses, in memory that it reads them from.
 
-Parameters stay where they are, gradients are new in every step. But an allocator that is asked for
-the same gives the same, so what was made for some addresses is kept, for the next step that has
-them. Everything that the kernel goes by is compared first: addresses, shapes, strides, dtypes.
+Parameters stay where they are, gradients are new in every step. So a step writes down where all its
+tensors lie, on the host, and sends that to the GPU in one go. What kernels go by beside it (sizes,
+and which program has which part) hangs on how the tensors are laid out, and is kept for the next
+step: shapes, strides, dtypes, devices and classes of all of them are compared each time, by C++
+where :mod:`virtualgrad.native` was built.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from virtualgrad.native import built
 from virtualgrad.operators.finite import PLAIN
 from virtualgrad.operators.kernels import DTYPES, are_dense
 from virtualgrad.operators.launches import ALIGNED, Launch
@@ -20,24 +23,26 @@ from virtualgrad.operators.launches import ALIGNED, Launch
 NUMBERS = 4096  # of a program
 WARPS = 4
 MOST_KEPT = 16
-"""Sets of addresses: a step of one shape has one or two."""
+"""Layouts for one kernel: a step of one kind has one."""
 
 Lists = Sequence[Sequence[Tensor]]
 
 
 class Walk(NamedTuple):
-    """How a kernel walks over tensors of some sizes, wherever they lie.
+    """How a kernel walks over tensors of some layout, wherever they lie.
 
     Attributes:
         sizes: how many numbers each has.
         parts: of each program, which tensor it has a part of, and which.
         like: an empty tensor of their dtype.
+        is_aligned: whether all addresses are multiples of 16, so that a thread may read as much.
         launch: of the kernel, a program for each part.
     """
 
     sizes: Tensor
     parts: Tensor
     like: Tensor
+    is_aligned: bool
     launch: Launch
 
 
@@ -45,91 +50,129 @@ class Table(NamedTuple):
     """Lists of tensors as a kernel reads them (:mod:`.guarded_kernel`).
 
     Attributes:
-        addresses: theirs, one list behind the other.
+        begin: where their addresses begin, among those of the step.
         length: of a list.
-        is_aligned: whether all addresses are multiples of 16, so that a thread may read as much.
-        weights: numbers that come with the tensors, if any.
         walk: over them.
     """
 
-    addresses: Tensor
+    begin: int
     length: int
-    is_aligned: bool
-    weights: Tensor | None
     walk: Walk
 
-    def launch(self, more: tuple[Tensor, ...], others: tuple[Any, ...], kind: Hashable) -> None:
-        """Launch the kernel; the tensors that it gets beside its own come behind them."""
+    def launch(self, addresses: Tensor, more: tuple[Tensor, ...], others: tuple[Any, ...]) -> None:
+        """Launch the kernel; tensors and numbers that only this one gets come behind the rest.
+
+        Args:
+            addresses: those of the step.
+            more: further tensors.
+            others: further numbers and, behind them, bools for which it is compiled.
+        """
         walk = self.walk
-        own = (self.addresses, walk.sizes, walk.parts, walk.like)
-        meta = (NUMBERS, self.is_aligned)
-        walk.launch((*own, *more), (*others, *meta), (kind, self.is_aligned), ())
+        options = (*(each for each in others if isinstance(each, bool)), walk.is_aligned)
+        tensors = (addresses, walk.sizes, walk.parts, walk.like, *more)
+        walk.launch(tensors, (self.begin, *others, NUMBERS, walk.is_aligned), options, ())
 
 
 class Addresses:
-    """Tables for one kernel.
+    """The addresses of one step's tensors.
 
     Args:
-        kernel: of Triton.
+        device: theirs.
+
+    Attributes:
+        sent: the addresses on the device.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-        self._tables: dict[Hashable, Table | None] = {}
-        self._walks: dict[Hashable, Walk] = {}
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[Any, dict[Hashable, Walk | None]] = {}
+        self._staged = torch.zeros(0, dtype=torch.int64)
+        self._length = 0
+        self._have_room_for(256)
 
-    def table(self, lists: Lists, weights: Sequence[float] = ()) -> Table | None:
-        """The table of some lists of equal lengths; None if the kernel does not take them.
+    def _have_room_for(self, length: int) -> None:
+        is_gpu = self._device.type == "cuda"
+        staged = torch.zeros(length, dtype=torch.int64, pin_memory=is_gpu)
+        staged[: self._length] = self._staged[: self._length]
+        self._staged = staged
+        self._as_floats = staged.view(torch.float64)
+        self.sent = torch.zeros(length, dtype=torch.int64, device=self._device)
 
-        It takes plain tensors of one device and dtype, which lie in memory without gaps, and all
+    def begin(self) -> None:
+        """Begin a step: the GPU has taken what was sent for the one before."""
+        self._length = 0
+
+    def add(self, kernel: Any, lists: Lists, numbers: Sequence[float] = ()) -> Table | None:
+        """Take in lists of equal lengths for a kernel; None if it does not take them.
+
+        It takes plain tensors of one dtype on the device, which lie in memory without gaps, and all
         tensors of one place in the same order.
+
+        Args:
+            kernel: of Triton.
+            lists: the tensors.
+            numbers: that it reads behind the addresses, in float64.
         """
-        for tensors in lists:
-            if not set(map(type, tensors)).issubset(PLAIN):
-                return None
-        facts = [[(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in some] for some in lists]
-        stream = _stream_on(lists[0][0])
-        key = (stream, *map(tuple, facts), tuple(weights))
-        if key not in self._tables:
-            _make_room(self._tables)
-            self._tables[key] = self._made(lists, weights, stream)
-        return self._tables[key]
-
-    def _made(self, lists: Lists, weights: Sequence[float], stream: int) -> Table | None:
-        first = lists[0]
-        like = next((tensor for tensor in first if tensor.numel()), None)
-        if like is None or like.dtype not in DTYPES:
+        tensors = [tensor for some in lists for tensor in some]
+        begin, middle = self._length, self._length + len(tensors)
+        end = middle + len(numbers)
+        if end > self._staged.numel():
+            self._have_room_for(2 * end)
+        layout = _write(tensors, self._staged, begin)
+        if layout is None:
             return None
-        if not all(_are_side_by_side(together, like) for together in zip(*lists, strict=True)):
+        known = self._known.setdefault(kernel, {})
+        key = (len(lists), layout)
+        if key not in known:
+            while len(known) >= MOST_KEPT:
+                del known[next(iter(known))]  # what came first
+            known[key] = _walk(kernel, lists, self._device)
+        walk = known[key]
+        if walk is None:
             return None
-        sizes = tuple([tensor.numel() for tensor in first])
-        known = (stream, sizes, like.dtype, like.device, len(lists))
-        if known not in self._walks:
-            _make_room(self._walks)
-            self._walks[known] = _walk(self._kernel, sizes, like)
-        addresses = [tensor.data_ptr() for tensors in lists for tensor in tensors]
-        sent = _sent(torch.tensor(addresses), like.device)
-        numbers = torch.tensor(weights, dtype=torch.float32) if weights else None
-        weighted = None if numbers is None else _sent(numbers, like.device)
-        is_aligned = all(address % ALIGNED == 0 for address in addresses)
-        return Table(sent, len(first), is_aligned, weighted, self._walks[known])
+        if numbers:
+            self._as_floats[middle:end] = torch.tensor(numbers, dtype=torch.float64)
+        self._length = end
+        return Table(begin, len(lists[0]), walk)
+
+    def send(self) -> None:
+        """Send all of it to the device; the host does not wait."""
+        some = slice(self._length)
+        self.sent[some].copy_(self._staged[some], non_blocking=True)
 
 
-def _walk(kernel: Any, sizes: tuple[int, ...], like: Tensor) -> Walk:
-    numbers = torch.tensor(sizes)
-    blocks = numbers.add(NUMBERS - 1).div(NUMBERS, rounding_mode="floor")
-    tensors = torch.repeat_interleave(torch.arange(len(sizes)), blocks)
+def _write(tensors: list[Tensor], into: Tensor, begin: int) -> Hashable | None:
+    """Write addresses, and return how the tensors are laid out; None if some is not plain."""
+    library = built()
+    if library is not None:
+        layout: bytes | None = library.write_addresses(tensors, into, begin)
+        return layout
+    if not set(map(type, tensors)).issubset(PLAIN):
+        return None
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    into[begin : begin + len(tensors)] = torch.tensor(addresses)
+    is_aligned = tuple([address % ALIGNED for address in addresses])
+    kinds = [(t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors]
+    return (*kinds, is_aligned)
+
+
+def _walk(kernel: Any, lists: Lists, device: torch.device) -> Walk | None:
+    """The walk over tensors of this layout; None if the kernel does not take them."""
+    first = lists[0]
+    like = next((tensor for tensor in first if tensor.numel()), None)
+    if like is None or like.dtype not in DTYPES or like.device != device:
+        return None
+    if not all(_are_side_by_side(together, like) for together in zip(*lists, strict=True)):
+        return None
+    sizes = torch.tensor([tensor.numel() for tensor in first])
+    blocks = sizes.add(NUMBERS - 1).div(NUMBERS, rounding_mode="floor")
+    tensors = torch.repeat_interleave(torch.arange(len(first)), blocks)
     before = (blocks.cumsum(0) - blocks)[tensors]
     parts = torch.stack([tensors, torch.arange(len(tensors)) - before], dim=1).to(torch.int32)
+    is_aligned = all(tensor.data_ptr() % ALIGNED == 0 for some in lists for tensor in some)
     launch = Launch(kernel, (len(parts), 1, 1), like, WARPS)
-    empty = torch.empty(0, dtype=like.dtype, device=like.device)
-    return Walk(_sent(numbers, like.device), _sent(parts, like.device), empty, launch)
-
-
-def _make_room(kept: dict[Hashable, Any]) -> None:
-    """Let go of what was kept first, if there is too much."""
-    while len(kept) >= MOST_KEPT:
-        del kept[next(iter(kept))]
+    empty = torch.empty(0, dtype=like.dtype, device=device)
+    return Walk(sizes.to(device), parts.to(device), empty, is_aligned, launch)
 
 
 def _are_side_by_side(tensors: Sequence[Tensor], like: Tensor) -> bool:
@@ -146,17 +189,3 @@ def _are_side_by_side(tensors: Sequence[Tensor], like: Tensor) -> bool:
         and (tensor.numel() == 0 or are_dense(tensor, axes))
         for tensor in tensors
     )
-
-
-def _sent(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers on their way to a device; the host does not wait."""
-    if device.type == "cuda":
-        numbers = numbers.pin_memory()
-    return numbers.to(device, non_blocking=True)
-
-
-def _stream_on(tensor: Tensor) -> int:
-    """The stream on which a table is read: let go, its memory is taken again there alone."""
-    if not tensor.is_cuda:
-        return 0
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -37,14 +37,12 @@ class StatefulOperator(ABC):
         loss_scale: the factor of the loss, where the operator knows what to do with it; None where
             it is handed g without that factor.
         ranks: the processes that share a batch, if there are several.
-        takes_guard: whether :meth:`commit_unless` may be called in place of :meth:`commit`.
         switches: what the meaning of the state depends on, name -> value. They are saved with it,
             and an optimizer whose operator has others refuses to load it.
     """
 
     loss_scale: float | None = None
     ranks: Any = None
-    takes_guard: bool = False
     switches: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self) -> None:
@@ -85,12 +83,15 @@ class StatefulOperator(ABC):
     def rollback(self) -> None:
         """Forget the prepared state."""
 
-    def commit_unless(self, guard: Any) -> None:
-        """Commit, if the GPU finds that all numbers of this step are finite (:mod:`.guard`).
+    def guarded_commit(self, guard: Any) -> Callable[[], None] | None:
+        """What commits if the GPU finds that all numbers of this step are finite.
 
-        The host does not know, and goes on as behind a commit. Called where ``takes_guard``.
+        The host does not know, and goes on as behind a commit. None: it has to know.
+
+        Args:
+            guard: of the step (:class:`~virtualgrad.operators.guard.Guard`).
         """
-        self.commit()
+        return None
 
     def witnesses(self) -> list[tuple[str, Tensor]]:
         """(site key, a tensor that is finite if every g there was), in the order of backward."""
@@ -120,7 +121,8 @@ class StatefulOperator(ABC):
 class _Stateless(StatefulOperator):
     """Any other operator, as one whose state is always empty."""
 
-    takes_guard = True  # there is nothing to commit
+    def guarded_commit(self, guard: Any) -> Callable[[], None]:
+        return self.commit  # of nothing
 
     def __init__(self, operator: Operator) -> None:
         super().__init__()

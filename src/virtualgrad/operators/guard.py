@@ -2,8 +2,9 @@
 
     look at all gradients and statistics  ->  flag,     write parameters and r unless the flag is up
 
-The host launches both, and goes on to the next step; it reads the flag when that is launched.
-:mod:`.guarded_kernel` has the kernels.
+The host launches both, and goes on to the next step; it reads the answer when that is launched.
+:mod:`.guarded_kernel` has the kernels. A step first says what it is about to look at and to write
+(:class:`Table` of :mod:`.addresses`), so that addresses travel once, and only then does it.
 """
 
 from __future__ import annotations
@@ -29,102 +30,136 @@ class Descent(NamedTuple):
     buffers: Sequence[Tensor]
 
 
+class LookedAt(NamedTuple):
+    """Tensors that are to be looked at, by dtype.
+
+    Attributes:
+        tables: of each dtype.
+        order: the place of the tensor behind each number of the answer.
+    """
+
+    tables: list[Table]
+    order: list[int]
+
+
 class Guard:
     """The flag of one optimizer's steps, and what is written only where it is down.
 
     Args:
-        like: a parameter; all others lie on its device.
+        device: of all tensors.
 
     Attributes:
-        device: theirs.
-        found: the number of the last step that met a NaN or an infinity; behind it, for each tensor
-            looked at, that of the last step in which it had one.
+        device: the same.
+        flag: the number of the last step that met a NaN or an infinity.
+        answer: the same for the host and, behind it, for each tensor that was looked at the number
+            of the last step in which it had one. A GPU writes there only if there is something to
+            tell; to be read when it is through.
         step: the number of this step.
     """
 
-    def __init__(self, like: Tensor) -> None:
-        from virtualgrad.operators import guarded_kernel as made  # noqa: PLC0415 - Triton
+    def __init__(self, device: torch.device) -> None:
+        from virtualgrad.operators import guarded_kernel  # noqa: PLC0415 - Triton
 
-        self.device = like.device
-        self.found = torch.zeros(1, device=like.device)
+        self._kernels: Any = guarded_kernel
+        self.device = device
+        self.flag = torch.zeros(1, device=device)
+        self.answer = self._room_for(1)
         self.step = 0.0
-        self._look = Addresses(made.look)
-        self._descend = Addresses(made.descend)
-        self._update_means = Addresses(made.update_means)
-        self._exchange = Addresses(made.exchange)
+        self._addresses = Addresses(device)
 
-    def tables_of(self, tensors: Sequence[Tensor]) -> list[tuple[Table, list[int]]] | None:
-        """The tensors to be looked at, by their dtype, with their places; None: not all can be."""
+    def _room_for(self, tensors: int) -> Tensor:
+        return torch.zeros(tensors + 1, pin_memory=self.device.type == "cuda")
+
+    # ------------------------------------------------------------------ what a step is about to do
+
+    def begin(self) -> None:
+        """Begin a step; the one before was settled."""
+        self._addresses.begin()
+
+    def will_look(self, tensors: Sequence[Tensor]) -> LookedAt | None:
+        """The tensors to be looked at; None: not all of them can be."""
         by_dtype: dict[torch.dtype, list[int]] = {}
         for place, tensor in enumerate(tensors):
             by_dtype.setdefault(tensor.dtype, []).append(place)
-        found = []
+        tables = []
         for places in by_dtype.values():
-            table = self._look.table([[tensors[place] for place in places]])
-            if table is None or table.addresses.device != self.device:
+            some = tensors if len(by_dtype) == 1 else [tensors[place] for place in places]
+            table = self._addresses.add(self._kernels.look, [some])
+            if table is None:
                 return None
-            found.append((table, places))
-        return found
+            tables.append(table)
+        return LookedAt(tables, [place for places in by_dtype.values() for place in places])
 
-    def descent(
+    def will_descend(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], buffers: Sequence[Tensor]
     ) -> Descent | None:
         """What :meth:`descend` takes; None if it cannot."""
         lists = [params, grads, *([buffers] if buffers else [])]
-        table = self._descend.table(lists)
+        table = self._addresses.add(self._kernels.descend, lists)
         return None if table is None else Descent(table, params, buffers)
 
-    def look(self, looked_at: Sequence[tuple[Table, list[int]]]) -> list[int]:
-        """Begin a step by looking; the places of the tensors in the order of ``found``."""
-        order = [place for _, places in looked_at for place in places]
-        if self.found.numel() <= len(order):
-            self.found = self.found.new_zeros(len(order) + 1)
+    def will_update(
+        self, means: Sequence[Tensor], norms: Sequence[Tensor], weights: Sequence[float]
+    ) -> Table | None:
+        """What :meth:`update_means` takes; None if it cannot."""
+        if means[0].dtype != torch.float32:
+            return None
+        return self._addresses.add(self._kernels.update_means, [means, norms], weights)
+
+    def will_exchange(self, means: Sequence[Tensor], candidates: Sequence[Tensor]) -> Table | None:
+        """What :meth:`exchange` takes; None if it cannot."""
+        return self._addresses.add(self._kernels.exchange, [means, candidates])
+
+    # ------------------------------------------------------------------ and does
+
+    def look(self, looked_at: LookedAt) -> None:
+        """Send the addresses of all that was announced, and look."""
+        self._addresses.send()
+        if self.answer.numel() <= len(looked_at.order):
+            self.answer = self._room_for(len(looked_at.order))
         self.step = self.step % MOST_STEPS + 1
         first = 0
-        for table, places in looked_at:
-            table.launch((self.found,), (self.step, first), first)
-            first += len(places)
-        return order
-
-    def reset(self) -> None:
-        """Forget what was found: another step may get the number of this one."""
-        self.found.zero_()
+        for table in looked_at.tables:
+            table.launch(self._addresses.sent, (self.flag, self.answer), (self.step, first))
+            first += table.length
 
     def descend(self, descent: Descent, *, lr: float, momentum: float, weight_decay: float) -> None:
         """Decoupled weight decay and descent, as in ``optim/update.py``, to the same bits."""
-        decays = bool(weight_decay)
         numbers = (float(1 - lr * weight_decay), float(momentum), 1.0, float(-lr))
-        self._launch(descent.table, numbers, decays, bool(descent.buffers))
+        self._launch(descent.table, numbers, bool(weight_decay), bool(descent.buffers))
         # autograd sees that they have changed, where a graph of before this step needs them
         torch.autograd.graph.increment_version([*descent.params, *descent.buffers])
 
-    def update_means(
-        self, means: Sequence[Tensor], norms: Sequence[Tensor], weights: Sequence[float], rho: float
-    ) -> bool:
-        """R <- rho r + weight N^2 of several sites; False, and nothing is done, if it cannot."""
-        table = self._update_means.table([means, norms], weights)
-        if table is None or means[0].dtype != torch.float32:
-            return False
-        assert table.weights is not None
-        more = (table.weights, self.found)
-        table.launch(more, (self.step, float(rho), table.length), None)
-        return True
+    def update_means(self, table: Table, rho: float) -> None:
+        """New r = rho r + weight N^2, at several sites."""
+        self._launch(table, (float(rho),))
 
-    def exchange(self, means: Sequence[Tensor], candidates: Sequence[Tensor]) -> bool:
-        """R <- candidate, or the other way round; False, and nothing is done, if it cannot."""
-        table = self._exchange.table([means, candidates])
-        if table is None:
-            return False
+    def exchange(self, table: Table) -> None:
+        """New r = candidate; where the step is not made, candidate = r."""
         self._launch(table, ())
-        return True
 
     def choose(self, new: Tensor, old: Tensor) -> Tensor:
         """The new one where the step is made, else the old one."""
-        return torch.where(self.found[0] == self.step, old, new)
+        return torch.where(self.flag[0] == self.step, old, new)
 
-    def _launch(self, table: Table, numbers: tuple[float, ...], *options: Any) -> None:
+    def _launch(self, table: Table, numbers: tuple[float, ...], *options: bool) -> None:
         others = (self.step, *numbers, table.length, *options)
-        table.launch((self.found,), others, options)
+        table.launch(self._addresses.sent, (self.flag,), others)
+
+    # ------------------------------------------------------------------ what came of it
+
+    def met(self) -> list[int]:
+        """Which numbers of the answer tell of the last step; the GPU is through with it."""
+        if float(self.answer[0]) != self.step:
+            return []
+        found = [place for place, n in enumerate(self.answer[1:].tolist()) if n == self.step]
+        self.reset()
+        return found
+
+    def reset(self) -> None:
+        """Forget what was found: another step may get the number of this one."""
+        self.flag.zero_()
+        self.answer.zero_()
 
 
 def may_guard(tensor: Tensor) -> bool:

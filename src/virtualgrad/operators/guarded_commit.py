@@ -6,46 +6,78 @@ r is as it was, and T's factors, made anew from it, are, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
+from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.guard import Guard
 from virtualgrad.operators.running import Running, forget_compiled, renew_factors
 
-
-def commit_unless(guard: Guard, sites: Sequence[Running]) -> None:
-    """Make the new running means of all sites that were reached, unless the guard's flag is up."""
-    _take_candidates(guard, sites)
-    by_rho: dict[float, list[Running]] = {}
-    for site in sites:
-        if site.elements:
-            by_rho.setdefault(site.rho, []).append(site)
-    for rho, group in by_rho.items():
-        sampled = [site for site in group if site.norm is not None]
-        others = [site for site in group if site.norm is None]
-        if sampled and not _update(guard, sampled, rho):
-            others = group
-        for site in others:
-            site.r.copy_(guard.choose(site.updated(), site.r))
-    renew_factors([site for site in sites if site.elements])
-    for site in sites:
-        if site.reached:
-            site.committed = True
-        site.begin_anew()
+Commit = Callable[[], None]
 
 
-def _update(guard: Guard, sites: Sequence[Running], rho: float) -> bool:
-    means, weights = [site.r for site in sites], [site.weight for site in sites]
-    return guard.update_means(means, [site.norm for site in sites], weights, rho)  # type: ignore[misc]
-
-
-def _take_candidates(guard: Guard, sites: Sequence[Running]) -> None:
-    """What compiled passes have made of r, and what they count."""
+def prepare_commit(guard: Guard, sites: Sequence[Running]) -> Commit:
+    """What makes the new running means of all sites that were reached, unless the flag is up."""
     compiled = [site.compiled for site in sites if site.compiled is not None]
-    if not compiled:
-        return
-    means, candidates = [kept.r for kept in compiled], [kept.candidate for kept in compiled]
-    if not guard.exchange(means, candidates):
-        for kept in compiled:
-            kept.r.copy_(guard.choose(kept.candidate, kept.r))
-            kept.candidate.copy_(kept.r)
-    forget_compiled(compiled)
+    reached = [site for site in sites if site.elements]
+    by_rho: dict[float, list[Running]] = {}
+    for site in reached:
+        by_rho.setdefault(site.rho, []).append(site)
+    writing = [_update(guard, group, rho) for rho, group in by_rho.items()]
+    if compiled:
+        writing.append(_take_candidates(guard, compiled))
+
+    def commit() -> None:
+        for write in writing:
+            write()
+        renew_factors(reached)
+        for site in sites:
+            if site.reached:
+                site.committed = True
+            site.begin_anew()
+
+    return commit
+
+
+def _update(guard: Guard, sites: Sequence[Running], rho: float) -> Commit:
+    """The new r of eager passes; one by one where they do not lie as kernels want them."""
+    norms: list[Tensor] = []
+    alone: list[Running] = []
+    together: list[Running] = []
+    for site in sites:
+        if site.norm is None:
+            alone.append(site)
+        else:
+            together.append(site)
+            norms.append(site.norm)
+    table = None
+    if together:
+        means, weights = [site.r for site in together], [site.weight for site in together]
+        table = guard.will_update(means, norms, weights)
+    if table is None:
+        alone = list(sites)
+
+    def write() -> None:
+        if table is not None:
+            guard.update_means(table, rho)
+        for site in alone:
+            site.r.copy_(guard.choose(site.updated(), site.r))
+
+    return write
+
+
+def _take_candidates(guard: Guard, compiled: Sequence[Compiled]) -> Commit:
+    """What compiled passes have made of r, and what they count."""
+    table = guard.will_exchange([kept.r for kept in compiled], [k.candidate for k in compiled])
+
+    def write() -> None:
+        if table is not None:
+            guard.exchange(table)
+        else:
+            for kept in compiled:
+                kept.r.copy_(guard.choose(kept.candidate, kept.r))
+                kept.candidate.copy_(kept.r)
+        forget_compiled(compiled)
+
+    return write

@@ -17,7 +17,7 @@ from virtualgrad.operators.base import (
     require_shape,
 )
 from virtualgrad.operators.guard import Guard
-from virtualgrad.operators.guarded_commit import commit_unless
+from virtualgrad.operators.guarded_commit import prepare_commit
 from virtualgrad.operators.ranks import Gathering
 from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
 from virtualgrad.operators.running_sites import RunningSites
@@ -122,15 +122,20 @@ class RunningMeans(StatefulOperator):
         self.epoch += 1
         commit_all(list(self.sites.kept.values()))
 
-    @property
-    def takes_guard(self) -> bool:  # type: ignore[override] # read only, as a property
-        """Not on several processes, which decide together, nor where users commit otherwise."""
-        return self.ranks is None and type(self).commit is RunningMeans.commit
+    def guarded_commit(self, guard: Guard) -> Callable[[], None] | None:
+        """The same, unless the GPU finds a NaN or an infinity.
 
-    def commit_unless(self, guard: Guard) -> None:
-        """The same, unless the GPU finds a NaN or an infinity."""
-        self.epoch += 1
-        commit_unless(guard, list(self.sites.kept.values()))
+        None on several processes, which decide together, and where users commit otherwise.
+        """
+        if self.ranks is not None or type(self).commit is not RunningMeans.commit:
+            return None
+        commit = prepare_commit(guard, list(self.sites.kept.values()))
+
+        def commit_guarded() -> None:
+            self.epoch += 1
+            commit()
+
+        return commit_guarded
 
     def rollback(self) -> None:
         """Forget what the backward calls since the last commit have brought."""

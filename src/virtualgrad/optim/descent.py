@@ -151,7 +151,9 @@ class VirtualGradientDescent(Optimizer):
     def __enter__(self) -> VirtualGradientDescent:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._unwaited.forget()  # the error that is on its way is the one to be told
         self.detach()
 
     def _attached(self) -> Attachment:

@@ -18,20 +18,20 @@ from torch import Tensor
 
 from virtualgrad.compiling import is_capturing
 from virtualgrad.operators import StatefulOperator
-from virtualgrad.operators.guard import Descent, Guard, may_guard
+from virtualgrad.operators.guard import Guard, may_guard
 from virtualgrad.optim.gradients import GroupGradients, names_of
 
 BuffersOf = Callable[[GroupGradients], Sequence[Tensor] | None]
 
 
-class LookedAt(NamedTuple):
+class Asked(NamedTuple):
     """What was looked at in a step, in this order; the names of it are made if they are asked for.
 
     Attributes:
         owners: parameter groups, and those of their parameters that had a gradient.
         sites: keys of the sites that were reached.
         counting: keys of the sites that tell of second passes through a graph.
-        order: the place of the tensor behind each number of the guard.
+        order: the place of the tensor behind each number of the answer.
     """
 
     owners: Sequence[tuple[dict[str, Any], Sequence[Tensor]]]
@@ -57,9 +57,8 @@ class Unwaited:
 
     def __init__(self) -> None:
         self._guard: Guard | None = None
-        self._last: LookedAt | None = None
-        self._answer: Tensor | None = None
-        self._event: Any = None
+        self._last: Asked | None = None
+        self._end: Any = None  # an event behind the last step
 
     def step(
         self, gradients: Sequence[GroupGradients], operator: StatefulOperator, buffers_of: BuffersOf
@@ -71,61 +70,63 @@ class Unwaited:
             operator: T, with what backward passes have brought to it.
             buffers_of: the buffers of momentum of a group's parameters; None if some are missing.
         """
-        if not gradients or not operator.takes_guard or not _may_be_unwaited(gradients):
+        if not gradients or not _may_be_unwaited(gradients):
             return False
+        device = gradients[0].params[0].device
+        if self._guard is None or self._guard.device != device:
+            self._guard = Guard(device)
         guard = self._guard
-        if guard is None or guard.device != gradients[0].params[0].device:
-            guard = self._guard = Guard(gradients[0].params[0])
+        guard.begin()
+        commit = operator.guarded_commit(guard)
+        if commit is None:
+            return False
         descents = []
         for each in gradients:
             buffers = buffers_of(each)
-            descent = None if buffers is None else guard.descent(each.params, each.grads, buffers)
+            if buffers is None:
+                return False
+            descent = guard.will_descend(each.params, each.grads, buffers)
             if descent is None:
                 return False
             descents.append(descent)
         witnesses, counts = operator.witnesses(), operator.counts()
-        grads = [grad for each in gradients for grad in each.grads]
-        looked_at = guard.tables_of(
-            [*grads, *(tensor for _, tensor in witnesses), *(tensor for _, tensor in counts)]
+        looked_at = guard.will_look(
+            [
+                *(grad for each in gradients for grad in each.grads),
+                *(tensor for _, tensor in witnesses),
+                *(tensor for _, tensor in counts),
+            ]
         )
         if looked_at is None:
             return False
-        order = guard.look(looked_at)
+        guard.look(looked_at)
         for each, descent in zip(gradients, descents, strict=True):
-            _descend(guard, each, descent)
-        operator.commit_unless(guard)
+            group = each.group
+            guard.descend(
+                descent,
+                lr=group["lr"],
+                momentum=group["momentum"],
+                weight_decay=group["weight_decay"],
+            )
+        commit()
         owners = [(each.group, each.params) for each in gradients]  # not the gradients
         sites, counting = [key for key, _ in witnesses], [key for key, _ in counts]
-        self._last = LookedAt(owners, sites, counting, order)
-        self._ask(guard.found)
+        self._last = Asked(owners, sites, counting, looked_at.order)
+        if device.type == "cuda":
+            if self._end is None:
+                self._end = torch.cuda.Event()
+            self._end.record(torch.cuda.current_stream(device))
         return True
-
-    def _ask(self, found: Tensor) -> None:
-        """Have the answer brought to the host, which does not wait for it."""
-        if not found.is_cuda:  # Triton's interpreter
-            self._answer = found.clone()
-            return
-        if self._answer is None or self._answer.numel() != found.numel():
-            self._answer = torch.empty(found.numel(), pin_memory=True)
-        self._answer.copy_(found, non_blocking=True)
-        if self._event is None:
-            self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(found.device))
 
     def settle(self) -> Found | None:
         """Wait for the last step; what it has met, and so was not made for; None: nothing."""
         last, guard = self._last, self._guard
         if last is None or guard is None or is_capturing():  # who captures a graph cannot wait
             return None
-        self._last = None
-        assert self._answer is not None
-        if self._event is not None:
-            self._event.synchronize()
-        if float(self._answer[0]) != guard.step:
+        self._wait()
+        met = sorted(last.order[number] for number in guard.met())
+        if not met:
             return None
-        numbers = self._answer[1:].tolist()
-        guard.reset()
-        met = sorted(p for p, n in zip(last.order, numbers, strict=False) if n == guard.step)
         params = [name for group, some in last.owners for name in names_of(group, some)]
         names = [*params, *last.sites, *last.counting]
         counting = len(params) + len(last.sites)
@@ -135,9 +136,14 @@ class Unwaited:
 
     def forget(self) -> None:
         """What the last step has met does not matter any more."""
-        self._last = None
-        if self._guard is not None:
+        if self._last is not None and self._guard is not None:
+            self._wait()
             self._guard.reset()
+
+    def _wait(self) -> None:
+        self._last = None
+        if self._end is not None:
+            self._end.synchronize()
 
 
 def _may_be_unwaited(gradients: Sequence[GroupGradients]) -> bool:
@@ -145,12 +151,6 @@ def _may_be_unwaited(gradients: Sequence[GroupGradients]) -> bool:
     if torch.compiler.is_compiling() or not may_guard(gradients[0].params[0]):
         return False
     return not any(each.has_sparse or isinstance(each.group["lr"], Tensor) for each in gradients)
-
-
-def _descend(guard: Guard, gradients: GroupGradients, descent: Descent) -> None:
-    group = gradients.group
-    numbers = {name: group[name] for name in ("lr", "momentum", "weight_decay")}
-    guard.descend(descent, **numbers)
 
 
 def warn_at_the_end(optimizer: object, unwaited: Unwaited) -> None:

@@ -115,6 +115,7 @@ def _curve(
                 loss = loss_of(twin, loss_fn, batch)
                 loss.backward()
                 optimizer.step()
+                optimizer.settle()
             except NonFiniteError:
                 if not losses:
                     raise  # it was so before the first step: not the rate's doing

@@ -51,6 +51,8 @@ def _try(
                 optimizer.zero_grad()
                 loss_of(twin, loss_fn, batch).backward()
                 optimizer.step()
+        if isinstance(optimizer, SVGD):
+            optimizer.settle()
         after = loss_before(twin, loss_fn, batches)
     except NonFiniteError:
         return math.inf
