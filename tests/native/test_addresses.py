@@ -35,16 +35,16 @@ def kinds(device: str) -> list[Tensor]:
     ]
 
 
-def told(tensors: list[Tensor], *, in_cpp: bool) -> tuple[Any, list[int]]:
-    into = torch.zeros(len(tensors) + 2, dtype=torch.int64)
+def told(tensors: list[Any], *, in_cpp: bool) -> tuple[Any, list[int]]:
+    into = torch.zeros(len(tensors) + 1, dtype=torch.int64)
     native.use(in_cpp)
     try:
-        layout = _write(tensors, into, 1)
+        layout = _write(tensors, into)
     finally:
         native.use(True)
     assert isinstance(layout, bytes if in_cpp else tuple) or layout is None
-    assert into[0] == into[-1] == 0
-    return layout, into[1:-1].tolist()
+    assert into[-1] == 0
+    return layout, into[:-1].tolist()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -71,10 +71,22 @@ def test_what_is_more_than_its_memory_is_not_taken(in_cpp: bool) -> None:
     assert told([plain, torch.randn(3).to_sparse()], in_cpp=True)[0] is None
 
 
-def test_there_must_be_room() -> None:
+@pytest.mark.parametrize("in_cpp", [True, False])
+def test_numbers_are_float64_and_have_a_layout_of_their_own(in_cpp: bool) -> None:
+    tensor = torch.randn(3)
+    numbers = [0.1, -0.0, 1e300]
+    layout, written = told([tensor, *numbers], in_cpp=in_cpp)
+    assert torch.tensor(written[1:]).view(torch.float64).tolist() == numbers
+    assert told([tensor, 1.0, 2.0, 3.0], in_cpp=in_cpp)[0] == layout
+    assert told([1.0, tensor, 2.0, 3.0], in_cpp=in_cpp)[0] != layout
+
+
+def test_what_cannot_be_written_is_refused() -> None:
     library: Any = native.built()
     tensors = [torch.randn(2), torch.randn(2)]
     with pytest.raises(RuntimeError, match="no room for 2"):
-        library.write_addresses(tensors, torch.zeros(2, dtype=torch.int64), 1)
+        library.write_addresses(tensors, torch.zeros(1, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="64 bits"):
-        library.write_addresses(tensors, torch.zeros(2), 0)
+        library.write_addresses(tensors, torch.zeros(2))
+    with pytest.raises(RuntimeError, match="neither a tensor"):
+        library.write_addresses([*tensors, "three"], torch.zeros(3, dtype=torch.int64))

@@ -40,7 +40,7 @@ def begin(guard: Guard, *, is_up: bool) -> None:
     """Look, behind all that was announced; at a NaN or not."""
     number = torch.full((4,), torch.nan if is_up else 1.0, device=guard.device)
     looked_at = guard.will_look([number])
-    assert looked_at is not None
+    assert guard.send()
     guard.look(looked_at)
     if guard.device.type == "cuda":
         torch.cuda.synchronize()
@@ -50,8 +50,8 @@ def descend(guard: Guard, lists: list[list[Tensor]], *, is_up: bool, **numbers: 
     guard.begin()
     params, grads, *buffers = lists
     descent = guard.will_descend(params, grads, buffers[0] if buffers else [])
-    assert descent is not None
     begin(guard, is_up=is_up)
+    assert guard.takes(descent.table)
     guard.descend(descent, lr=LR, **numbers)
 
 
@@ -88,7 +88,7 @@ def compare_look(device: str, dtype: torch.dtype) -> None:
     def met(some: list[Tensor]) -> list[int]:
         guard.begin()
         looked_at = guard.will_look(some)
-        assert looked_at is not None
+        assert guard.send()
         guard.look(looked_at)
         if device == "cuda":
             torch.cuda.synchronize()
@@ -136,8 +136,8 @@ def compare_exchange(device: str) -> None:
     def exchange(*, is_up: bool) -> None:
         guard.begin()
         table = guard.will_exchange(means, candidates)
-        assert table is not None
         begin(guard, is_up=is_up)
+        assert guard.takes(table)
         guard.exchange(table)
 
     exchange(is_up=False)
@@ -155,10 +155,10 @@ def compare_unaligned(device: str) -> None:
     one, other = torch.randn(2, 4099, device=device), torch.randn(2, 4099, device=device)
     expected, guard = one.clone(), Guard(one.device)
     lists = [list(one), list(other)]
-    descent = guard.will_descend(*lists, [])
-    assert descent is not None
-    assert not descent.table.walk.is_aligned
     descend(guard, lists, is_up=False, momentum=0.0, weight_decay=0.0)
+    table = guard._addresses.tables[0]
+    assert table is not None
+    assert not table.walk.is_aligned
     same([one], [expected.add_(other, alpha=-LR)])
 
 
@@ -169,7 +169,9 @@ def compare_refusals(device: str) -> None:
     parameter = torch.randn(8, 16, device=device)
 
     def takes(one: Tensor, other: Tensor) -> bool:
-        return guard.will_descend([one], [other], []) is not None
+        guard.begin()
+        descent = guard.will_descend([one], [other], [])
+        return guard.send() and guard.takes(descent.table)
 
     assert takes(parameter, whole)
     assert not takes(parameter, torch.randn(16, 8, device=device).t())

@@ -9,8 +9,9 @@ where :mod:`virtualgrad.native` was built.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+import struct
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from virtualgrad.operators.launches import ALIGNED, Launch
 NUMBERS = 4096  # of a program
 WARPS = 4
 MOST_KEPT = 16
-"""Layouts for one kernel: a step of one kind has one."""
+"""Layouts of steps: those of one kind have one."""
 
 Lists = Sequence[Sequence[Tensor]]
 
@@ -73,6 +74,20 @@ class Table(NamedTuple):
         walk.launch(tensors, (self.begin, *others, NUMBERS, walk.is_aligned), options, ())
 
 
+class Asked(NamedTuple):
+    """Lists of tensors for a kernel, whose addresses are to be sent.
+
+    Attributes:
+        kernel: of Triton.
+        lists: how many there are.
+        length: of each.
+    """
+
+    kernel: Any
+    lists: int
+    length: int
+
+
 class Addresses:
     """The addresses of one step's tensors.
 
@@ -81,29 +96,29 @@ class Addresses:
 
     Attributes:
         sent: the addresses on the device.
+        tables: of what was asked for, in this order; None where its kernel does not take it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known: dict[Any, dict[Hashable, Walk | None]] = {}
-        self._staged = torch.zeros(0, dtype=torch.int64)
-        self._length = 0
+        self._known: dict[Hashable, list[Table | None]] = {}
         self._have_room_for(256)
+        self.begin()
 
     def _have_room_for(self, length: int) -> None:
         is_gpu = self._device.type == "cuda"
-        staged = torch.zeros(length, dtype=torch.int64, pin_memory=is_gpu)
-        staged[: self._length] = self._staged[: self._length]
-        self._staged = staged
-        self._as_floats = staged.view(torch.float64)
+        self._staged = torch.zeros(length, dtype=torch.int64, pin_memory=is_gpu)
         self.sent = torch.zeros(length, dtype=torch.int64, device=self._device)
+        self._both = self.sent[:0], self._staged[:0]
 
     def begin(self) -> None:
         """Begin a step: the GPU has taken what was sent for the one before."""
-        self._length = 0
+        self._asked: list[Asked] = []
+        self._all: list[Tensor | float] = []
+        self.tables: list[Table | None] = []
 
-    def add(self, kernel: Any, lists: Lists, numbers: Sequence[float] = ()) -> Table | None:
-        """Take in lists of equal lengths for a kernel; None if it does not take them.
+    def ask(self, kernel: Any, lists: Lists, numbers: Sequence[float] = ()) -> int:
+        """Have lists of equal lengths sent for a kernel; the place of their table.
 
         It takes plain tensors of one dtype on the device, which lie in memory without gaps, and all
         tensors of one place in the same order.
@@ -113,47 +128,70 @@ class Addresses:
             lists: the tensors.
             numbers: that it reads behind the addresses, in float64.
         """
-        tensors = [tensor for some in lists for tensor in some]
-        begin, middle = self._length, self._length + len(tensors)
-        end = middle + len(numbers)
-        if end > self._staged.numel():
-            self._have_room_for(2 * end)
-        layout = _write(tensors, self._staged, begin)
+        for some in lists:
+            self._all += some
+        self._all += numbers
+        self._asked.append(Asked(kernel, len(lists), len(lists[0])))
+        return len(self._asked) - 1
+
+    def send(self) -> bool:
+        """Send all of it to the device; False if there are tensors that are not plain ones.
+
+        The host does not wait.
+        """
+        length = len(self._all)
+        if length > self._staged.numel():
+            self._have_room_for(2 * length)
+        layout = _write(self._all, self._staged)
         if layout is None:
-            return None
-        known = self._known.setdefault(kernel, {})
-        key = (len(lists), layout)
-        if key not in known:
-            while len(known) >= MOST_KEPT:
-                del known[next(iter(known))]  # what came first
-            known[key] = _walk(kernel, lists, self._device)
-        walk = known[key]
-        if walk is None:
-            return None
-        if numbers:
-            self._as_floats[middle:end] = torch.tensor(numbers, dtype=torch.float64)
-        self._length = end
-        return Table(begin, len(lists[0]), walk)
+            return False
+        key = (layout, *[(id(kernel), lists, length) for kernel, lists, length in self._asked])
+        tables = self._known.get(key)
+        if tables is None:
+            while len(self._known) >= MOST_KEPT:
+                del self._known[next(iter(self._known))]  # what came first
+            tables = self._known[key] = list(self._tables())
+        self.tables = tables
+        to, staged = self._both
+        if len(to) != length:
+            to, staged = self._both = self.sent[:length], self._staged[:length]
+        to.copy_(staged, non_blocking=True)
+        return True
 
-    def send(self) -> None:
-        """Send all of it to the device; the host does not wait."""
-        some = slice(self._length)
-        self.sent[some].copy_(self._staged[some], non_blocking=True)
+    def _tables(self) -> Iterator[Table | None]:
+        place = 0
+        for kernel, lists, length in self._asked:
+            begin, some = place, []
+            for _ in range(lists):
+                some.append(self._all[place : place + length])
+                place += length
+            while place < len(self._all) and isinstance(self._all[place], float):
+                place += 1
+            walk = _walk(kernel, cast("Lists", some), self._device)
+            yield None if walk is None else Table(begin, length, walk)
 
 
-def _write(tensors: list[Tensor], into: Tensor, begin: int) -> Hashable | None:
-    """Write addresses, and return how the tensors are laid out; None if some is not plain."""
+def _write(everything: Sequence[Tensor | float], into: Tensor) -> Hashable | None:
+    """Write addresses and numbers, and return how the tensors are laid out; None if some is odd."""
     library = built()
     if library is not None:
-        layout: bytes | None = library.write_addresses(tensors, into, begin)
+        layout: bytes | None = library.write_addresses(everything, into)
         return layout
-    if not set(map(type, tensors)).issubset(PLAIN):
-        return None
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    into[begin : begin + len(tensors)] = torch.tensor(addresses)
-    is_aligned = tuple([address % ALIGNED for address in addresses])
-    kinds = [(t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors]
-    return (*kinds, is_aligned)
+    kinds: list[Hashable] = []
+    values = []
+    for each in everything:
+        if isinstance(each, float):
+            kinds.append(None)
+            values.append(struct.unpack("q", struct.pack("d", each))[0])
+        elif type(each) in PLAIN:
+            address = each.data_ptr()
+            placed = (each.dtype, each.get_device(), address % ALIGNED)
+            kinds.append((each.shape, each.stride(), *placed))
+            values.append(address)
+        else:
+            return None
+    into[: len(values)] = torch.tensor(values, dtype=torch.int64)
+    return tuple(kinds)
 
 
 def _walk(kernel: Any, lists: Lists, device: torch.device) -> Walk | None:

@@ -9,8 +9,9 @@ The host launches both, and goes on to the next step; it reads the answer when t
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,9 +24,15 @@ MOST_STEPS = 2**20
 
 
 class Descent(NamedTuple):
-    """The tensors of a parameter group, ready for :meth:`Guard.descend`."""
+    """The tensors of a parameter group, ready for :meth:`Guard.descend`.
 
-    table: Table
+    Attributes:
+        table: the place of their table.
+        params: the parameters.
+        buffers: of momentum, or none.
+    """
+
+    table: int
     params: Sequence[Tensor]
     buffers: Sequence[Tensor]
 
@@ -34,12 +41,12 @@ class LookedAt(NamedTuple):
     """Tensors that are to be looked at, by dtype.
 
     Attributes:
-        tables: of each dtype.
+        tables: the places of their tables, one for each dtype.
         order: the place of the tensor behind each number of the answer.
     """
 
-    tables: list[Table]
-    order: list[int]
+    tables: list[int]
+    order: Sequence[int]
 
 
 class Guard:
@@ -63,12 +70,14 @@ class Guard:
         self._kernels: Any = guarded_kernel
         self.device = device
         self.flag = torch.zeros(1, device=device)
-        self.answer = self._room_for(1)
+        self._have_room_for(1)
         self.step = 0.0
         self._addresses = Addresses(device)
 
-    def _room_for(self, tensors: int) -> Tensor:
-        return torch.zeros(tensors + 1, pin_memory=self.device.type == "cuda")
+    def _have_room_for(self, tensors: int) -> None:
+        self.answer = torch.zeros(tensors + 1, pin_memory=self.device.type == "cuda")
+        # reading it through torch takes ten times as long
+        self._answered = ctypes.c_float.from_address(self.answer.data_ptr())
 
     # ------------------------------------------------------------------ what a step is about to do
 
@@ -76,50 +85,56 @@ class Guard:
         """Begin a step; the one before was settled."""
         self._addresses.begin()
 
-    def will_look(self, tensors: Sequence[Tensor]) -> LookedAt | None:
-        """The tensors to be looked at; None: not all of them can be."""
+    def will_look(self, tensors: Sequence[Tensor]) -> LookedAt:
+        """The tensors to be looked at."""
+        ask, look = self._addresses.ask, self._kernels.look
+        dtypes = [tensor.dtype for tensor in tensors]
+        first = dtypes[0]
+        if all(dtype is first for dtype in dtypes):
+            return LookedAt([ask(look, [tensors])], range(len(tensors)))
         by_dtype: dict[torch.dtype, list[int]] = {}
-        for place, tensor in enumerate(tensors):
-            by_dtype.setdefault(tensor.dtype, []).append(place)
-        tables = []
-        for places in by_dtype.values():
-            some = tensors if len(by_dtype) == 1 else [tensors[place] for place in places]
-            table = self._addresses.add(self._kernels.look, [some])
-            if table is None:
-                return None
-            tables.append(table)
+        for place, dtype in enumerate(dtypes):
+            by_dtype.setdefault(dtype, []).append(place)
+        tables = [ask(look, [[tensors[place] for place in some]]) for some in by_dtype.values()]
         return LookedAt(tables, [place for places in by_dtype.values() for place in places])
 
     def will_descend(
         self, params: Sequence[Tensor], grads: Sequence[Tensor], buffers: Sequence[Tensor]
-    ) -> Descent | None:
-        """What :meth:`descend` takes; None if it cannot."""
+    ) -> Descent:
+        """What :meth:`descend` takes."""
         lists = [params, grads, *([buffers] if buffers else [])]
-        table = self._addresses.add(self._kernels.descend, lists)
-        return None if table is None else Descent(table, params, buffers)
+        return Descent(self._addresses.ask(self._kernels.descend, lists), params, buffers)
 
     def will_update(
         self, means: Sequence[Tensor], norms: Sequence[Tensor], weights: Sequence[float]
-    ) -> Table | None:
+    ) -> int | None:
         """What :meth:`update_means` takes; None if it cannot."""
         if means[0].dtype != torch.float32:
             return None
-        return self._addresses.add(self._kernels.update_means, [means, norms], weights)
+        return self._addresses.ask(self._kernels.update_means, [means, norms], weights)
 
-    def will_exchange(self, means: Sequence[Tensor], candidates: Sequence[Tensor]) -> Table | None:
-        """What :meth:`exchange` takes; None if it cannot."""
-        return self._addresses.add(self._kernels.exchange, [means, candidates])
+    def will_exchange(self, means: Sequence[Tensor], candidates: Sequence[Tensor]) -> int:
+        """What :meth:`exchange` takes."""
+        return self._addresses.ask(self._kernels.exchange, [means, candidates])
+
+    def send(self) -> bool:
+        """Send the addresses of all that was announced; False if none can be taken."""
+        return self._addresses.send()
+
+    def takes(self, table: int | None) -> bool:
+        """Whether a kernel takes what was announced for it, and sent."""
+        return table is not None and self._addresses.tables[table] is not None
 
     # ------------------------------------------------------------------ and does
 
     def look(self, looked_at: LookedAt) -> None:
-        """Send the addresses of all that was announced, and look."""
-        self._addresses.send()
+        """Look, and give the step a number."""
         if self.answer.numel() <= len(looked_at.order):
-            self.answer = self._room_for(len(looked_at.order))
+            self._have_room_for(len(looked_at.order))
         self.step = self.step % MOST_STEPS + 1
         first = 0
-        for table in looked_at.tables:
+        for place in looked_at.tables:
+            table = self._table(place)
             table.launch(self._addresses.sent, (self.flag, self.answer), (self.step, first))
             first += table.length
 
@@ -130,11 +145,11 @@ class Guard:
         # autograd sees that they have changed, where a graph of before this step needs them
         torch.autograd.graph.increment_version([*descent.params, *descent.buffers])
 
-    def update_means(self, table: Table, rho: float) -> None:
+    def update_means(self, table: int, rho: float) -> None:
         """New r = rho r + weight N^2, at several sites."""
         self._launch(table, (float(rho),))
 
-    def exchange(self, table: Table) -> None:
+    def exchange(self, table: int) -> None:
         """New r = candidate; where the step is not made, candidate = r."""
         self._launch(table, ())
 
@@ -142,7 +157,11 @@ class Guard:
         """The new one where the step is made, else the old one."""
         return torch.where(self.flag[0] == self.step, old, new)
 
-    def _launch(self, table: Table, numbers: tuple[float, ...], *options: bool) -> None:
+    def _table(self, place: int) -> Table:
+        return cast("Table", self._addresses.tables[place])
+
+    def _launch(self, place: int, numbers: tuple[float, ...], *options: bool) -> None:
+        table = self._table(place)
         others = (self.step, *numbers, table.length, *options)
         table.launch(self._addresses.sent, (self.flag,), others)
 
@@ -150,7 +169,7 @@ class Guard:
 
     def met(self) -> list[int]:
         """Which numbers of the answer tell of the last step; the GPU is through with it."""
-        if float(self.answer[0]) != self.step:
+        if self._answered.value != self.step:
             return []
         found = [place for place, n in enumerate(self.answer[1:].tolist()) if n == self.step]
         self.reset()

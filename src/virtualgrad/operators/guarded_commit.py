@@ -55,13 +55,14 @@ def _update(guard: Guard, sites: Sequence[Running], rho: float) -> Commit:
     if together:
         means, weights = [site.r for site in together], [site.weight for site in together]
         table = guard.will_update(means, norms, weights)
-    if table is None:
-        alone = list(sites)
 
     def write() -> None:
-        if table is not None:
+        if table is not None and guard.takes(table):
             guard.update_means(table, rho)
-        for site in alone:
+            others = alone
+        else:
+            others = list(sites)
+        for site in others:
             site.r.copy_(guard.choose(site.updated(), site.r))
 
     return write
@@ -72,7 +73,7 @@ def _take_candidates(guard: Guard, compiled: Sequence[Compiled]) -> Commit:
     table = guard.will_exchange([kept.r for kept in compiled], [k.candidate for k in compiled])
 
     def write() -> None:
-        if table is not None:
+        if guard.takes(table):
             guard.exchange(table)
         else:
             for kept in compiled:

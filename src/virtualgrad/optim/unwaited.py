@@ -85,10 +85,7 @@ class Unwaited:
             buffers = buffers_of(each)
             if buffers is None:
                 return False
-            descent = guard.will_descend(each.params, each.grads, buffers)
-            if descent is None:
-                return False
-            descents.append(descent)
+            descents.append(guard.will_descend(each.params, each.grads, buffers))
         witnesses, counts = operator.witnesses(), operator.counts()
         looked_at = guard.will_look(
             [
@@ -97,7 +94,8 @@ class Unwaited:
                 *(tensor for _, tensor in counts),
             ]
         )
-        if looked_at is None:
+        needed = [*looked_at.tables, *(descent.table for descent in descents)]
+        if not guard.send() or not all(map(guard.takes, needed)):
             return False
         guard.look(looked_at)
         for each, descent in zip(gradients, descents, strict=True):
