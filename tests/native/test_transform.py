@@ -26,6 +26,13 @@ Build = Callable[[], nn.Module]
 Change = Callable[[SVGD, int], None]
 
 
+class Mean(nn.Module):
+    """Over positions: the g that it hands back lies nowhere as channels-last images do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
 def on_images(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
 
@@ -58,6 +65,10 @@ MODELS: dict[str, tuple[Build, tuple[int, ...]]] = {
     "layer norm, two axes": (
         lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm((5, 6))),
         (4, 5, 6),
+    ),
+    "a norm before a mean": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), Mean(), nn.Linear(8, 2)),
+        (4, 3, 9, 9),
     ),
     "conv2d, wide": (lambda: on_images(nn.Conv2d(8, 24, 3, stride=2)), (4, 8, 17, 17)),
 }
@@ -112,14 +123,18 @@ def train(
 def asked_in_python() -> Iterator[list[str]]:
     """The sites for which T is asked in Python."""
     asked: list[str] = []
-    for_layer = Transform.for_layer
 
-    def noting(self: Transform, *args: Any) -> Any:
-        asked.append(self.site.key)
-        return for_layer(self, *args)
+    def noting(method: Any, how: str) -> Any:
+        def note(self: Transform, *args: Any, **options: Any) -> Any:
+            asked.append(f"{self.site.key}{how}")
+            return method(self, *args, **options)
+
+        return note
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Transform, "for_layer", noting)
+        patch.setattr(Transform, "for_layer", noting(Transform.for_layer, ""))
+        norm_gradients = noting(Transform.norm_gradients, " by kernels")
+        patch.setattr(Transform, "norm_gradients", norm_gradients)
         yield asked
 
 

@@ -210,11 +210,13 @@ struct Passage {
   // Python's Transform of the weight. (The GIL is held.)
   py::object transform() const { return kept.transforms.get()["weight"]; }
 
-  // T(g) by C++, if that has one for what the layer can use (transform.h). (The GIL is held.)
+  // T(g) by C++, if that has one for what the layer can use (transform.h); of g as it is laid out
+  // for kernels, if they read it otherwise. (The GIL is held.)
   std::optional<OfLayer> plain(const Asked& by, const std::vector<Tensor>& others, bool in_rows,
                                const std::optional<std::string>& wanted,
-                               const Sizes& window = {}) const {
-    auto made = plain_incoming(by, g, others, window, in_rows, wanted);
+                               const Sizes& window = {},
+                               const MaybeTensor& laid_out = std::nullopt) const {
+    auto made = plain_incoming(by, laid_out.value_or(g), others, window, in_rows, wanted);
     if (!made) return std::nullopt;
     return OfLayer{*std::move(made), by.serves_bias};
   }

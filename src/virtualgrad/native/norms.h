@@ -112,6 +112,11 @@ struct BatchNorm : Function<BatchNorm> {
       std::optional<std::string> wanted;
       if (!others.empty()) wanted = pass.wants(0) ? "all" : "all but x";
       incoming = pass.plain(*by, others, true, wanted);
+      if (!incoming && !others.empty() && x.is_cuda()) {  // kernels read g as x lies
+        if (const auto g = laid_out_as(x, pass.g)) {
+          incoming = pass.plain(*by, others, true, wanted, {}, *g);
+        }
+      }
       if (!incoming) {
         const py::tuple made = kept.incoming(pass.transform(), pass.g, others, wanted);
         incoming = OfLayer{Incoming::of_python(made), by->serves_bias};
@@ -129,6 +134,17 @@ struct BatchNorm : Function<BatchNorm> {
     };
     const auto [of_x, of_weight, of_bias] = pulled_back(pass, *std::move(incoming), torchs_own);
     return in_places(of_x, of_weight, of_bias);
+  }
+
+  // The numbers of each sample of g as those of x lie in memory; none if they do so already.
+  static MaybeTensor laid_out_as(const Tensor& x, const Tensor& g) {
+    if (!virtualgrad::Kind::is_plain(x) || !virtualgrad::Kind::is_plain(g)) return std::nullopt;
+    for (int64_t axis = 1; axis < g.dim(); ++axis) {
+      if (g.size(axis) > 1 && g.stride(axis) != x.stride(axis)) {
+        return at::empty_like(x, g.options()).copy_(g);
+      }
+    }
+    return std::nullopt;
   }
 
   // What kernels of our own take behind g: the fields of a Norm. Nothing where they do not know the

@@ -82,7 +82,11 @@ def for_layer(
 
 
 def for_norm(
-    transform: Any, g: Tensor, norm: Norm, wanted: str | None, make: Callable[[], Incoming]
+    transform: Any,
+    g: Tensor,
+    norm: Norm,
+    wanted: str | None,
+    make: Callable[[], tuple[Incoming, Tensor]],
 ) -> Incoming:
     """What a batch norm is to pull back on a GPU, and how it was made is left at the site, too.
 
@@ -91,18 +95,19 @@ def for_norm(
         g: dJ/dsigma.
         norm: the batch norm.
         wanted: which gradients are.
-        make: all of them by kernels, or, where there are none, what weight and bias pull back.
+        make: all of them by kernels, or, where there are none, what weight and bias pull back; and
+            g as they read it.
     """
     kind = (g.shape, g.stride(), g.dtype, norm.x.stride(), norm.x.dtype, wanted)
     running = _to_be_left(transform, kind)
     if running is None:
-        return make()
+        return make()[0]
     with recorded() as steps:
-        made = make()
+        made, g = make()
     others = [] if made.weight is None else list(norm)
     launches = [step for step in steps if isinstance(step, Launched)]
     given = {id(tensor) for launched in launches for tensor in launched.tensors}
-    # Of what was copied first (a g that lies otherwise than x, a weight with gaps) no more is left.
+    # Of what was copied first, such as a weight with gaps, no more is left.
     if not others or all(id(tensor) in given for tensor in (g, *others)):
         left = Left(g, others, made, steps, (True, wanted))
         running.plain = _plain_t(transform.operator, running, left)

@@ -18,7 +18,13 @@ from virtualgrad.operators.kernels_of_norms import Norm
 from virtualgrad.operators.native_transform import for_layer, for_norm
 from virtualgrad.virtual.layer_norms import LayerNorm, channels_behind
 from virtualgrad.virtual.native_contexts import Gradients, Run, context
-from virtualgrad.virtual.norms import CHANNELS, BatchNorm, gradients_by_kernels, operands_of
+from virtualgrad.virtual.norms import (
+    CHANNELS,
+    BatchNorm,
+    gradients_by_kernels,
+    laid_out_as,
+    operands_of,
+)
 from virtualgrad.virtual.ops import Transform, Transforms
 
 
@@ -54,11 +60,13 @@ def _of_batch_norm(
         return for_layer(transform, g, CHANNELS, wanted)
     norm = Norm(*for_kernels)
 
-    def make() -> Incoming:
-        made = gradients_by_kernels(transform, g, norm, wanted == "all")
+    def make() -> tuple[Incoming, Tensor]:
+        laid_out = laid_out_as(norm.x, g)
+        made = gradients_by_kernels(transform, laid_out, norm, wanted == "all")
         if made is None:
-            return transform.for_layer(g, CHANNELS)
-        return Incoming(g if made.input is None else made.input, None, made.bias, made.weight)
+            return transform.for_layer(g, CHANNELS), g
+        of_x = g if made.input is None else made.input
+        return Incoming(of_x, None, made.bias, made.weight), laid_out
 
     return for_norm(transform, g, norm, wanted, make)
 

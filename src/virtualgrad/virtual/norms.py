@@ -143,7 +143,7 @@ def pulled_back(
     return result
 
 
-def _laid_out_as(x: Tensor, g: Tensor) -> Tensor:
+def laid_out_as(x: Tensor, g: Tensor) -> Tensor:
     """The numbers of each sample of g as those of x lie in memory, as a rule g itself.
 
     A g that comes from a mean over positions, say, lies otherwise than channels-last images.
@@ -194,7 +194,7 @@ def gradients_by_kernels(
 
     None where there are no kernels for it; the input's where that is needed.
     """
-    laid_out, into = _laid_out_as(norm.x, g), None
+    laid_out, into = laid_out_as(norm.x, g), None
     if needs_input:  # it may overwrite a copy that nobody is to see
         may_overwrite = laid_out is not g and asked is None and g.dtype == norm.x.dtype
         into = laid_out if may_overwrite else torch.empty_like(laid_out, dtype=norm.x.dtype)
