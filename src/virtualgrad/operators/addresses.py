@@ -23,6 +23,9 @@ from virtualgrad.operators.launches import ALIGNED, Launch
 
 NUMBERS = 4096  # of a program
 WARPS = 4
+FEW = 1024
+"""Programs that may read a host's memory, each a few addresses, which takes the GPU as many 10 ns:
+a copy would take the host of a small network longer."""
 MOST_KEPT = 16
 """Layouts of steps: those of one kind have one."""
 
@@ -60,18 +63,25 @@ class Table(NamedTuple):
     length: int
     walk: Walk
 
-    def launch(self, addresses: Tensor, more: tuple[Tensor, ...], others: tuple[Any, ...]) -> None:
+    def launch(
+        self,
+        addresses: Tensor,
+        more: tuple[Tensor, ...],
+        others: tuple[float, ...],
+        options: tuple[bool, ...] = (),
+    ) -> None:
         """Launch the kernel; tensors and numbers that only this one gets come behind the rest.
 
         Args:
             addresses: those of the step.
             more: further tensors.
-            others: further numbers and, behind them, bools for which it is compiled.
+            others: further numbers.
+            options: for which it is compiled.
         """
         walk = self.walk
-        options = (*(each for each in others if isinstance(each, bool)), walk.is_aligned)
         tensors = (addresses, walk.sizes, walk.parts, walk.like, *more)
-        walk.launch(tensors, (self.begin, *others, NUMBERS, walk.is_aligned), options, ())
+        numbers = (self.begin, *others, *options, NUMBERS, walk.is_aligned)
+        walk.launch(tensors, numbers, (options, walk.is_aligned), ())
 
 
 class Asked(NamedTuple):
@@ -88,6 +98,24 @@ class Asked(NamedTuple):
     length: int
 
 
+class Plan(NamedTuple):
+    """What kernels go by in steps whose tensors are laid out alike.
+
+    Attributes:
+        tables: of what was asked for, in this order; None where its kernel does not take it.
+        is_small: whether so few programs read addresses that they may fetch them from the host.
+    """
+
+    tables: Sequence[Table | None]
+    is_small: bool
+
+    @classmethod
+    def of(cls, tables: Sequence[Table | None]) -> Plan:
+        """That of these tables."""
+        programs = sum(len(table.walk.parts) for table in tables if table is not None)
+        return cls(tables, programs <= FEW)
+
+
 class Addresses:
     """The addresses of one step's tensors.
 
@@ -95,27 +123,28 @@ class Addresses:
         device: theirs.
 
     Attributes:
-        sent: the addresses on the device.
+        given: the addresses, where kernels read them.
         tables: of what was asked for, in this order; None where its kernel does not take it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known: dict[Hashable, list[Table | None]] = {}
+        self._known: dict[Hashable, Plan] = {}
         self._have_room_for(256)
         self.begin()
 
     def _have_room_for(self, length: int) -> None:
         is_gpu = self._device.type == "cuda"
         self._staged = torch.zeros(length, dtype=torch.int64, pin_memory=is_gpu)
-        self.sent = torch.zeros(length, dtype=torch.int64, device=self._device)
-        self._both = self.sent[:0], self._staged[:0]
+        self.given = self._staged
+        self._sent = torch.zeros(length, dtype=torch.int64, device=self._device)
+        self._both = self._sent[:0], self._staged[:0]
 
     def begin(self) -> None:
         """Begin a step: the GPU has taken what was sent for the one before."""
         self._asked: list[Asked] = []
         self._all: list[Tensor | float] = []
-        self.tables: list[Table | None] = []
+        self.tables: Sequence[Table | None] = ()
 
     def ask(self, kernel: Any, lists: Lists, numbers: Sequence[float] = ()) -> int:
         """Have lists of equal lengths sent for a kernel; the place of their table.
@@ -146,15 +175,19 @@ class Addresses:
         if layout is None:
             return False
         key = (layout, *[(id(kernel), lists, length) for kernel, lists, length in self._asked])
-        tables = self._known.get(key)
-        if tables is None:
+        plan = self._known.get(key)
+        if plan is None:
             while len(self._known) >= MOST_KEPT:
                 del self._known[next(iter(self._known))]  # what came first
-            tables = self._known[key] = list(self._tables())
-        self.tables = tables
+            plan = self._known[key] = Plan.of(list(self._tables()))
+        self.tables = plan.tables
+        if plan.is_small:
+            self.given = self._staged
+            return True
+        self.given = self._sent
         to, staged = self._both
         if len(to) != length:
-            to, staged = self._both = self.sent[:length], self._staged[:length]
+            to, staged = self._both = self._sent[:length], self._staged[:length]
         to.copy_(staged, non_blocking=True)
         return True
 

@@ -10,6 +10,7 @@ The host launches both, and goes on to the next step; it reads the answer when t
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from virtualgrad.operators import kernels
 from virtualgrad.operators.addresses import Addresses, Table
 
+DTYPE_OF = operator.attrgetter("dtype")
 MOST_STEPS = 2**20
 """Steps are numbered in float32, from 1 to here and again."""
 
@@ -85,12 +87,15 @@ class Guard:
         """Begin a step; the one before was settled."""
         self._addresses.begin()
 
+    def end(self) -> None:
+        """End what began; a step's tensors are let go."""
+        self._addresses.begin()
+
     def will_look(self, tensors: Sequence[Tensor]) -> LookedAt:
         """The tensors to be looked at."""
         ask, look = self._addresses.ask, self._kernels.look
-        dtypes = [tensor.dtype for tensor in tensors]
-        first = dtypes[0]
-        if all(dtype is first for dtype in dtypes):
+        dtypes = list(map(DTYPE_OF, tensors))
+        if len(set(dtypes)) == 1:
             return LookedAt([ask(look, [tensors])], range(len(tensors)))
         by_dtype: dict[torch.dtype, list[int]] = {}
         for place, dtype in enumerate(dtypes):
@@ -135,7 +140,7 @@ class Guard:
         first = 0
         for place in looked_at.tables:
             table = self._table(place)
-            table.launch(self._addresses.sent, (self.flag, self.answer), (self.step, first))
+            table.launch(self._addresses.given, (self.flag, self.answer), (self.step, first))
             first += table.length
 
     def descend(self, descent: Descent, *, lr: float, momentum: float, weight_decay: float) -> None:
@@ -162,8 +167,8 @@ class Guard:
 
     def _launch(self, place: int, numbers: tuple[float, ...], *options: bool) -> None:
         table = self._table(place)
-        others = (self.step, *numbers, table.length, *options)
-        table.launch(self._addresses.sent, (self.flag,), others)
+        others = (self.step, *numbers, table.length)
+        table.launch(self._addresses.given, (self.flag,), others, options)
 
     # ------------------------------------------------------------------ what came of it
 

@@ -75,8 +75,19 @@ class Unwaited:
         device = gradients[0].params[0].device
         if self._guard is None or self._guard.device != device:
             self._guard = Guard(device)
-        guard = self._guard
-        guard.begin()
+        self._guard.begin()
+        try:
+            return self._step(self._guard, gradients, operator, buffers_of)
+        finally:
+            self._guard.end()  # or the gradients would live until the next step
+
+    def _step(
+        self,
+        guard: Guard,
+        gradients: Sequence[GroupGradients],
+        operator: StatefulOperator,
+        buffers_of: BuffersOf,
+    ) -> bool:
         commit = operator.guarded_commit(guard)
         if commit is None:
             return False
@@ -110,10 +121,10 @@ class Unwaited:
         owners = [(each.group, each.params) for each in gradients]  # not the gradients
         sites, counting = [key for key, _ in witnesses], [key for key, _ in counts]
         self._last = Asked(owners, sites, counting, looked_at.order)
-        if device.type == "cuda":
+        if guard.device.type == "cuda":
             if self._end is None:
                 self._end = torch.cuda.Event()
-            self._end.record(torch.cuda.current_stream(device))
+            self._end.record(torch.cuda.current_stream(guard.device))
         return True
 
     def settle(self) -> Found | None:
