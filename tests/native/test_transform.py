@@ -41,6 +41,8 @@ MODELS: dict[str, tuple[Build, tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3)), (4, 6)),
     "linear, no bias": (lambda: nn.Linear(6, 3, bias=False), (4, 6)),
     "linear, many samples": (lambda: nn.Linear(6, 16), (64, 6)),
+    "linear, many channels": (lambda: nn.Linear(6, 257), (33, 6)),
+    "linear, many rows": (lambda: nn.Linear(6, 40), (300, 6)),
     "tokens": (lambda: nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)), (4, 160, 8)),
     "a vocabulary": (lambda: nn.Linear(16, 1001), (4, 8, 16)),
     "conv1d": (lambda: nn.Conv1d(4, 8, 3), (4, 4, 12)),

@@ -69,6 +69,7 @@ def _command(into: Path) -> list[str]:
     return [
         *_compiler(),
         *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"),
+        "-ffp-contract=off",  # every product and every sum is rounded, as it is written
         f"-DTORCH_EXTENSION_NAME={MODULE}",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *(word for folder in include for word in ("-isystem", str(folder))),

@@ -15,14 +15,8 @@
 #include <optional>
 #include <vector>
 
+#include "numbers.h"
 #include "transform.h"
-
-// As wide as the CPU can, which the compiler cannot know: it writes one for each kind.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define VIRTUALGRAD_WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define VIRTUALGRAD_WIDE
-#endif
 
 namespace virtualgrad {
 

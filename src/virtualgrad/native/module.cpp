@@ -1,6 +1,7 @@
 // The library that python -m virtualgrad.native builds.
 
 #include "addresses.h"
+#include "commit.h"
 #include "finite.h"
 #include "forward.h"
 #include "launches.h"
@@ -13,6 +14,7 @@
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Nodes of autograd's graph, T, and launches of kernels in C++ (virtualgrad.native).";
   virtualgrad::show_addresses(module);
+  virtualgrad::show_commit(module);
   virtualgrad::show_finite(module);
   virtualgrad::show_nodes(module);
   virtualgrad::show_layers(module);

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "numbers.h"
 #include "recipes.h"
 
 namespace virtualgrad {
@@ -157,6 +158,7 @@ class PlainT {
         recipe_(std::move(recipe)),
         uses_tf32_(std::move(uses_tf32)) {
     for (const auto& other : others) others_.emplace_back(other);
+    if (!recipe_) rows_ = few_rows(g);
     operators() = of_class.ptr();  // it lives as long as Python does
   }
 
@@ -215,14 +217,11 @@ class PlainT {
       norm = root_of_squares(g);
     }
     if (makes_f_) {
-      if (!stale_) {
-        factor = at::mul(r_, *rho).addcmul_(norm, norm, weight).add_(*eps).rsqrt_();
-        if (*s != 1) factor.mul_(*s);
-      }
+      if (!stale_) factor = factor_of_new_r(norm, *s, *rho, *eps, weight);
       if (is_rows_) {
         made.rows = factor;
       } else {
-        made.g = product(g, beside_ ? factor.view(*beside_) : factor);
+        made.g = product(g, factor);
       }
     }
     names.rho.set(running, given[1]);
@@ -234,14 +233,57 @@ class PlainT {
   }
 
  private:
+  // How many rows g is of, where it is few numbers on a CPU, g^2 is averaged over all axes but the
+  // last ones, and torch rounds and sums as numbers.h does; none elsewhere.
+  std::optional<int64_t> few_rows(const Tensor& g) const {
+    if (!g.is_cpu() || g.scalar_type() != at::kFloat || !g.is_contiguous()) return std::nullopt;
+    if (r_.scalar_type() != at::kFloat || !r_.is_contiguous() || !rounds_once()) return std::nullopt;
+    int64_t rows = 1;
+    for (size_t place = 0; place < averaged_.size(); ++place) {
+      if (averaged_[place] != static_cast<int64_t>(place)) return std::nullopt;
+      rows *= g.size(averaged_[place]);
+    }
+    if (rows * r_.numel() != g.numel() || !sums_as_torch(g.sizes(), averaged_)) return std::nullopt;
+    return rows;
+  }
+
   // As in virtualgrad.operators.rms and .statistic.
-  static Tensor product(const Tensor& g, const Tensor& factor) {
-    if (factor.scalar_type() == g.scalar_type()) return at::mul(g, factor);
+  Tensor product(const Tensor& g, const Tensor& factor) const {
+    if (rows_ && factor.is_contiguous() && factor.scalar_type() == at::kFloat) {
+      auto out = at::empty_like(g);
+      multiply_rows(out.data_ptr<float>(), g.const_data_ptr<float>(),
+                    factor.const_data_ptr<float>(), *rows_, factor.numel());
+      return out;
+    }
+    const auto beside = beside_ ? factor.view(*beside_) : factor;
+    if (factor.scalar_type() == g.scalar_type()) return at::mul(g, beside);
     auto out = at::empty_like(g);
-    return at::mul_out(out, g, factor);
+    return at::mul_out(out, g, beside);
+  }
+
+  Tensor factor_of_new_r(const Tensor& norm, double s, double rho, double eps,
+                         double weight) const {
+    if (rows_) {
+      auto made = at::empty_like(norm);
+      auto* const f = made.data_ptr<float>();
+      const Numbers by{static_cast<float>(rho), static_cast<float>(weight),
+                       static_cast<float>(eps), static_cast<float>(s)};
+      const auto* const r = r_.const_data_ptr<float>();
+      renew(f, r, norm.const_data_ptr<float>(), norm.numel(), by);
+      make_factor(f, f, norm.numel(), by);
+      return made;
+    }
+    auto made = at::mul(r_, rho).addcmul_(norm, norm, weight).add_(eps).rsqrt_();
+    return s == 1 ? made : made.mul_(s);
   }
 
   Tensor root_of_squares(const Tensor& g) const {
+    if (rows_) {
+      auto made = at::empty(r_.sizes(), r_.options());
+      sum_squares_of_columns(made.data_ptr<float>(), g.const_data_ptr<float>(), *rows_,
+                             made.numel());
+      return made.sqrt_();
+    }
     if (g.is_cpu()) return g.square().sum(averaged_).sqrt_();
     return at::linalg_vector_norm(g, 2, averaged_, false, r_.scalar_type());
   }
@@ -256,6 +298,7 @@ class PlainT {
   std::pair<int64_t, int64_t> counts_;
   bool unit_is_sample_, stale_, makes_f_, is_rows_;
   std::optional<Sizes> beside_;
+  std::optional<int64_t> rows_;
   std::shared_ptr<Recipe> recipe_;
   std::optional<std::pair<py::object, bool>> uses_tf32_;
 };

@@ -26,6 +26,7 @@ remains. A tile's first launch compiles it, about a second; Triton keeps the res
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -266,6 +267,7 @@ def _transform() -> Any:
     return transform
 
 
+@functools.cache
 def _interpreted() -> bool:
     """Whether Triton runs kernels in its interpreter, on tensors of the CPU: the tests do."""
     return os.environ.get("TRITON_INTERPRET") == "1"

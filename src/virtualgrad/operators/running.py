@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtualgrad.native import built
 from virtualgrad.operators.compiled import LARGE, Compiled
 from virtualgrad.operators.numbers import add_to_all, dtype_on_cpu, multiply_all
 from virtualgrad.operators.pieces import in_pieces
@@ -197,6 +198,8 @@ def commit_all(sites: Sequence[Running]) -> None:
         if site.elements:
             groups.setdefault((site.rho, site.factor_of, site.on_cpu), []).append(site)
     for (rho, factor_of, on_cpu), group in groups.items():
+        if on_cpu == torch.float32 and _commit_in_cpp(group, rho, factor_of):
+            continue
         means = [site.r for site in group]
         multiply_all(means, rho, on_cpu)
         _add_statistics(group, rho)
@@ -206,6 +209,26 @@ def commit_all(sites: Sequence[Running]) -> None:
         if site.elements or site.compiled is not None:
             site.committed = True
         site.begin_anew()
+
+
+def _commit_in_cpp(
+    group: Sequence[Running], rho: Any, factor_of: tuple[float, float] | None
+) -> bool:
+    """The commit of sites that agree in rho, s and eps, without torch's ops, to the same bits.
+
+    False, and nothing was done, where :mod:`virtualgrad.native` was not built, or leaves it to
+    them.
+    """
+    library = None if torch.compiler.is_compiling() else built()
+    norms = [site.norm for site in group if site.norm is not None]
+    if library is None or len(norms) < len(group):
+        return False
+    if not all(type(number) in {int, float} for number in (rho, *(factor_of or ()))):
+        return False
+    means, weights = [site.r for site in group], [site.weight for site in group]
+    factors = [] if factor_of is None else [site.factor for site in group]
+    done: bool = library.commit(means, norms, weights, rho, factors, factor_of)
+    return done
 
 
 def _add_statistics(group: Sequence[Running], rho: float) -> None:
