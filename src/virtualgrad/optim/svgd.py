@@ -55,8 +55,9 @@ class SVGD(VirtualGradientDescent):
             ``scale``, ``rho``, ``eps``, ``momentum`` and ``weight_decay``.
         loss_reduction: whether the loss is the ``"mean"`` or the ``"sum"`` over the samples.
         batch_dim: the axis of the inputs that counts samples (1 for time-first sequences).
-        nonfinite: on a NaN or infinite gradient ``"raise"`` an error or ``"skip"`` the step, for
-            which the host waits for the GPU; or ``"ignore"``, as torch.optim does, and do not wait.
+        nonfinite: on a NaN or infinite gradient ``"raise"`` an error or ``"skip"`` the step (a GPU
+            skips it by itself, and the next ``step()`` raises: :meth:`settle`); or ``"ignore"`` it,
+            as torch.optim does.
         grad_scaler: the torch.amp.GradScaler that scales the loss, if there is one.
         process_group: the processes that share a batch; "auto" for those of a DDP model, or else
             all of torch.distributed; None for this one alone.
