@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from virtualgrad.native import built
 
@@ -43,7 +44,7 @@ class FiniteCheck:
             return
         first = len(self._tensors)
         self._tensors += tensors
-        library = None if torch.compiler.is_compiling() else built()
+        library = None if is_compiling() else built()
         at_once = None if library is None else library.look(tensors)
         if at_once is not None:
             places = list(range(first, first + len(tensors)))

@@ -11,9 +11,9 @@ import math
 import weakref
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.compiler import is_compiling
 
 from virtualgrad.compiling import fixed
 from virtualgrad.errors import DetachedError, HyperparameterError
@@ -96,7 +96,7 @@ class SVGD(VirtualGradientDescent):
                     todo="keep the optimizer in a variable",
                 )
             index = optimizer._group_index[site.parameters[0]]
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 numbers = getattr(mirrors, mirrors.prepare(fixed(index)))
                 return RMSSettings(numbers[0], numbers[1], numbers[2], numbers[3], numbers)
             group = optimizer._numbering.groups[index]

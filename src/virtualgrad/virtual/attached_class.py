@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _len_torch_function_stack
+from torch.compiler import is_compiling
 
 from virtualgrad.virtual.leaves import Leaf, is_sequence, leaf_of
 from virtualgrad.virtual.models import BINDING
@@ -124,7 +125,7 @@ def _run_watched(
     run_sequence = functools.partial(intercept.run_sequence, bound)
 
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        is_eager = not torch.compiler.is_compiling()
+        is_eager = not is_compiling()
         if is_eager and in_cpp.run is not None and len(args) == 1 and not kwargs:
             done = in_cpp.run(self, args[0])
             if done is not NotImplemented:

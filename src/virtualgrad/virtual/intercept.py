@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -147,7 +148,7 @@ class Intercept(Unwatched):
     ) -> Any:
         """Run one torch function: extended if it takes a tracked parameter, as it is otherwise."""
         kwargs = kwargs or {}
-        compiling = torch.compiler.is_compiling()  # which has no time to save, but guards to avoid
+        compiling = is_compiling()  # which has no time to save, but guards to avoid
         if types and not compiling and not PLAIN.issuperset(types):
             self.has_met_classes = True
         if not compiling and (
@@ -189,7 +190,7 @@ class Intercept(Unwatched):
         return any([name is not None for name in names])
 
     def _transparent(self, func: Any, args: Any, kwargs: Any, kind: str) -> Any:
-        if torch.compiler.is_compiling() and func is Tensor.unflatten:
+        if is_compiling() and func is Tensor.unflatten:
             func = torch.unflatten  # the method is written with super(), which is not traced
         result = func(*args, **kwargs)
         if is_view_of_each(func):
@@ -214,12 +215,12 @@ class Intercept(Unwatched):
             self.batch_dim, self.passes.current.batch_size = batch_dim, batch_size
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if func is checkpoint and torch.compiler.is_compiling():
+        if func is checkpoint and is_compiling():
             return self._checkpointed(args, kwargs)
         result = func(*args, **kwargs)
         if (
             self.tracked.views
-            and torch.compiler.is_compiling()
+            and is_compiling()
             and torch.is_grad_enabled()  # else the graph has the parameter still
             and args
             and (result is args[0] or func is Tensor.__setitem__)
@@ -266,7 +267,7 @@ class Intercept(Unwatched):
 
     def _run_site(self, call: Call) -> Tensor:
         """Run an op at a site, with T where it is chosen."""
-        chosen = {} if torch.compiler.is_compiling() else self._chosen_at(call)
+        chosen = {} if is_compiling() else self._chosen_at(call)
         uses = [use for use in call.uses if chosen.get(use.parameter, True)]
         if not uses:  # left out by where: the plain gradient, at no cost
             self._memories.add_left_out(call, self.path)
@@ -275,7 +276,7 @@ class Intercept(Unwatched):
             call = call._replace(uses=uses)
         plans, current, batch_dim = self._plans, self.passes.current, self.batch_dim
         # Compiled, the second forward of the general way is dead code, and costs nothing.
-        general = torch.compiler.is_compiling() or self._is_watched_by_others()
+        general = is_compiling() or self._is_watched_by_others()
         fused = None if general else one_forward(call.rule.op, call.bound)
         if fused is not None:
             sigma, parts = run_once(call, fused, plans, current, batch_dim)
@@ -285,7 +286,7 @@ class Intercept(Unwatched):
             return sigma
         if call.rule.in_place:
             sigma = run_in_place(call, plans, current, batch_dim)
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 self.tracked.drop_overwritten(call.args[0])
             return sigma
         return run_joined(call, plans, current, batch_dim)

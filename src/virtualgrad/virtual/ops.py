@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph
+from torch.compiler import is_compiling
 
 from virtualgrad.errors import DoubleBackwardError
 from virtualgrad.operators.channels import Channels, Incoming, Total
@@ -71,7 +72,7 @@ class Join(torch.autograd.Function):
             return main
         # A plain alias: returned as it is, main would become a view of itself, and the in-place
         # ReLU that follows many a layer would be refused on it.
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return main.clone()  # compilers before torch 2.13 know no such alias; it costs nothing
         return alias_of(main)
 
@@ -106,7 +107,7 @@ def begin_backward(transforms: Iterable[Transform]) -> None:
     asks for no T: the next one is no second use of the layers, though ``loss`` may be alive still.
     (Compiled passes are told apart by other means.)
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return
     refuse_create_graph()
     if not _get_current_graph_task_keep_graph():
@@ -121,7 +122,7 @@ def asked_of(
 
     None where the graph is not kept and was not before: then there is one pass, for all of them.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return None
     if not transform.current.kept and not _get_current_graph_task_keep_graph():
         return None
@@ -205,7 +206,7 @@ def _is_plain_pass(transforms: Transforms, needed: Sequence[bool], edges: Any) -
     A T for the weight, which is wanted, and the same or none for the bias; the input an activation;
     a graph that is not kept, and was not. Any other pass takes the long way, to the same result.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if is_compiling() or torch.is_grad_enabled():
         return False
     transform = transforms.get("weight")
     if transform is None or not needed[1] or "input" in transforms:

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.virtual.ops import CONTAINERS, tensors_in
@@ -144,7 +144,7 @@ class TrackedParameters:
         """
         if not self.views:
             return None
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             known = self.views.get(id(tensor))
             return None if known is None or known.is_overwritten() else known
         for view in self.views.values():  # a compiler would guard the id of an input
@@ -188,7 +188,7 @@ class TrackedParameters:
             if tensor.requires_grad:
                 like = strided if copied else tensor
                 of = tensor if copied and tensor is not source else owner
-                if torch.compiler.is_compiling():  # which has no id for what it has not made yet
+                if is_compiling():  # which has no id for what it has not made yet
                     self.views[len(self.views)] = View(name, tensor, like, of)
                 elif id(tensor._base) in self.names:
                     self.views[id(tensor)] = View(name, tensor, like, of)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from virtualgrad.compiling import is_capturing
 from virtualgrad.operators import Operator, as_stateful
@@ -71,7 +72,7 @@ class Passes:
         twice, and each use is a site of its own. A call in eval mode does not go on with one in
         training mode, or the other way round.
         """
-        if torch.compiler.is_compiling():
+        if is_compiling():
             uses = self._uses_in_training if training else self._uses_in_eval
             if torch.is_grad_enabled():
                 uses[CALLS] = uses.get(CALLS, 0) + 1
@@ -127,7 +128,7 @@ class Passes:
         self._forget_compiled_uses()
         if not failed:
             self._operator.begin_graph(first=not under_way)
-        elif not torch.compiler.is_compiling():  # it goes on, or fails again, without tracing
+        elif not is_compiling():  # it goes on, or fails again, without tracing
             self._operator.begin_graph()
 
     def watch_backward(self, parameter: Tensor) -> None:

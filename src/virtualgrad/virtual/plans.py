@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-import torch
+from torch.compiler import is_compiling
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import Operator, identity
@@ -68,7 +68,7 @@ class Plans:
         """The plan of a call; equal sites have one plan, with the site that came first."""
         batch_size = self._passes.current.batch_size
         site = site_of(call, shape, self._tracked, batch_size, batch_dim)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._split(site)
         plan = self._plans.get(site)
         if plan is None:
@@ -99,7 +99,7 @@ class Plans:
             part = site.only(*names)
             if number > 0:  # sigma's r is the first group's; another one keeps its own
                 part = part._replace(key=f"{site.key}[{names[0]}]")
-            self._note_parameters(part.key, tuple(names), torch.compiler.is_compiling())
+            self._note_parameters(part.key, tuple(names), is_compiling())
             plan.append((part, self.operator))
         return [*plan, (site.only(*left), identity)] if left else plan
 
@@ -107,7 +107,7 @@ class Plans:
         """What ``where`` says; asked once, or once per compilation."""
         if not self.chooses:
             return True
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return bool(self._where(site.only(name)))
         chosen = self.chosen.setdefault(site.key, {})
         if name not in chosen:
