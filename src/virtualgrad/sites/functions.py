@@ -79,7 +79,8 @@ class FunctionRule:
         if self.op == "einsum":  # einsum(equation, *operands), or a list of operands
             operands = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else args[1:]
             return {"equation": args[0], "operands": operands}
-        return dict(zip(self.names, args, strict=False)) | dict(kwargs)
+        bound: dict[str, Any] = dict(zip(self.names, args, strict=False))
+        return bound | dict(kwargs) if kwargs else bound
 
     def operands(self, bound: Arguments) -> Iterator[tuple[str, str, Tensor]]:
         """Yield (name, role, tensor) of every argument in which the function is linear."""

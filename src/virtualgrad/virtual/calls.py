@@ -16,7 +16,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 
 from virtualgrad.sites import Site
 from virtualgrad.sites.functions import FunctionRule
-from virtualgrad.sites.site import CONVOLUTION_OPS
+from virtualgrad.sites.site import CONVOLUTION_OPS, has_flat_arguments
 from virtualgrad.virtual.convolutions import Convolution, Geometry, geometry
 from virtualgrad.virtual.layer_norms import LayerNorm, layer_norm_arguments
 from virtualgrad.virtual.native_contexts import Run
@@ -67,7 +67,7 @@ class Call(NamedTuple):
     def main(self, out_of_place: bool = False) -> Tensor:
         """Run the function with the tracked parameters held fixed."""
         tracked = [use.tensor for use in self.uses]
-        args, kwargs = hold_fixed(self.args, self.kwargs, lambda tensor: _is_in(tensor, tracked))
+        args, kwargs = self._hold_fixed(self.args, lambda tensor: _is_in(tensor, tracked))
         pull_back = self.rule.pull_back if out_of_place else None
         result: Tensor = (pull_back or self.function)(*args, **kwargs)
         return result
@@ -84,13 +84,28 @@ class Call(NamedTuple):
             per_channel = uses[0].tensor.to(main.dtype).view(-1, *([1] * space))
             return per_channel.expand(main.shape)
         free = [use.tensor for use in uses]
-        args, kwargs = hold_fixed(args, self.kwargs, lambda tensor: not _is_in(tensor, free))
+        args, kwargs = self._hold_fixed(args, lambda tensor: not _is_in(tensor, free))
         result: Tensor = (self.rule.pull_back or self.function)(*args, **kwargs)
         return result
 
+    def _hold_fixed(self, args: tuple[Any, ...], fixed: Callable[[Tensor], bool]) -> Any:
+        """Arguments with the tensors for which ``fixed`` holds detached."""
+        if self.kwargs or not has_flat_arguments(self.rule.op):
+            return hold_fixed(args, self.kwargs, fixed)
+        held = [
+            each.detach()
+            if isinstance(each, Tensor) and each.requires_grad and fixed(each)
+            else each
+            for each in args
+        ]  # written out, as compilers trace every call
+        return tuple(held), self.kwargs
+
 
 def _is_in(tensor: Tensor, tensors: list[Tensor]) -> bool:
-    return any([tensor is other for other in tensors])
+    for other in tensors:  # noqa: SIM110 - compilers trace a frame more for a generator
+        if tensor is other:
+            return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from virtualgrad.sites.functions import (
     FunctionRule,
     is_basic_index,
 )
+from virtualgrad.sites.site import has_flat_arguments
 from virtualgrad.virtual.calls import Call, one_forward
 from virtualgrad.virtual.composites import pieces_of
 from virtualgrad.virtual.marks import PLAIN
@@ -115,6 +116,15 @@ class Intercept(Unwatched):
         self.forget_layers()
         self._plans.clear()
 
+    @property
+    def edition(self) -> str:
+        """What compilers guard of all that they are told (see :mod:`.parameters`)."""
+        return self.tracked.edition
+
+    def renew(self) -> None:
+        """Have compilers ask again."""
+        self.tracked.renew()
+
     def own_parameters(self, module: nn.Module) -> dict[str, str]:
         """What a module calls its tracked parameters -> their names."""
         return self.tracked.own_parameters(module)
@@ -140,6 +150,7 @@ class Intercept(Unwatched):
         """Let go of the parameters."""
         self.passes.release()
         self.forget_layers()
+        self.renew()
 
     # ---------------------------------------------------------------- torch functions
 
@@ -246,7 +257,10 @@ class Intercept(Unwatched):
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         bound = rule.bind(args, kwargs)
-        tensors = tensors_in(args, kwargs)
+        if has_flat_arguments(rule.op):
+            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        else:
+            tensors = tensors_in(args, kwargs)
         uses = uses_in(rule, bound, tensors, self.tracked)
         if not uses:
             return self._other(func, args, kwargs)
