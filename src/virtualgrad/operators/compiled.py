@@ -52,12 +52,14 @@ class Compiled:
         is_written: whether the host has written the candidate, of which nothing may be counted.
     """
 
-    is_written = False
+    # No __dict__, in which a compiler would look for each method, at every call of the model.
+    __slots__ = ("candidate", "counts", "gradient", "graphs", "is_written", "r", "restoring")
 
     def __init__(self, r: Tensor, gradient: Tensor | None, graphs: Graphs) -> None:
         self.r = r
         self.candidate = r.clone()
         self.graphs = graphs
+        self.is_written = False
         self.counts = graphs.zeros.clone()
         self.gradient = gradient
         for tensor in (r, self.candidate, self.counts, gradient):

@@ -161,9 +161,8 @@ class Attachment:
                 self._warn(type(module).__name__, strange)
         return size
 
-    @settled_while_tracing
-    def tell(self, module_id: int, edition: str) -> Told | None:
-        """What a compiler must know of a module, of which it guards the id, and the edition."""
+    def tell(self, module_id: int) -> Told | None:
+        """What a compiler must know of a module; None if that runs as it is."""
         return self._classes.tell(module_id)
 
     @settled_while_tracing
