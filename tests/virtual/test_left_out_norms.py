@@ -104,10 +104,10 @@ def test_only_norms_of_torch_that_are_plain(monkeypatch: pytest.MonkeyPatch) -> 
     optimizer = SVGD(model, 0.1, where=weights_only)
     attachment = optimizer._attachment
     assert attachment is not None
-    told = [attachment.tell(id(layer)) for layer in model]
+    told = [attachment.tell(id(layer), "") for layer in model]
     assert [each and each[1] for each in told] == ["left out", "", "", "", ""]
     monkeypatch.setattr(F, "layer_norm", lambda *args: args[0])
-    assert attachment.tell(id(model[0])) == ("0", "", "")
+    assert attachment.tell(id(model[0]), "") == ("0", "", "")
 
 
 @pytest.mark.parametrize("where", [None, lambda site: site.op == "linear"])
@@ -116,7 +116,7 @@ def test_only_where_all_norms_are_left_out(where: Any) -> None:
     optimizer = SVGD(model, 0.1, where=where)
     attachment = optimizer._attachment
     assert attachment is not None
-    assert attachment.tell(id(model[1])) == ("1", "", "")
+    assert attachment.tell(id(model[1]), "") == ("1", "", "")
 
 
 def insert(model: nn.Sequential) -> None:

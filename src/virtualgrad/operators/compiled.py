@@ -34,7 +34,6 @@ from virtualgrad.operators.statistic import (
 LARGE = 2**20  # numbers; torch's copies of many tensors at once reach half of an H200's bandwidth
 
 SumOrder = Literal["at once", "columns"]
-_SUMS = {"at once": sum_of_squares, "columns": sum_of_columns}
 """How a compiler is to sum squares: as it likes, or samples (the first axis) first."""
 
 
@@ -110,7 +109,8 @@ class Compiled:
         if counts is None:
             self.add_gradient(accumulated(g) / loss_scale, axes, rho=rho)
             return self.candidate
-        squares = _SUMS[by](g, axes) / loss_scale**2
+        total = sum_of_squares(g, axes) if by == "at once" else sum_of_columns(g, axes)
+        squares = total / loss_scale**2
         return self.add_samples(
             squares, *counts, rho=rho, unit_is_sample=unit_is_sample, graph=graph
         )

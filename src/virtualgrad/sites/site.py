@@ -176,6 +176,12 @@ class Site(NamedTuple):
 
 
 @settled_while_tracing
+def is_convolution(op: str) -> bool:
+    """Whether an op is a convolution, or a transposed one; compilers are told, and look up less."""
+    return op in CONVOLUTION_OPS
+
+
+@settled_while_tracing
 def has_flat_arguments(op: str) -> bool:
     """Whether no argument of an op is a list that may hold tensors."""
     return op == "linear" or op in CONVOLUTION_OPS

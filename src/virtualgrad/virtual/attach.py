@@ -161,8 +161,12 @@ class Attachment:
                 self._warn(type(module).__name__, strange)
         return size
 
-    def tell(self, module_id: int) -> Told | None:
-        """What a compiler must know of a module; None if that runs as it is."""
+    @settled_while_tracing
+    def tell(self, module_id: int, edition: str) -> Told | None:
+        """What a compiler must know of a module; None if that runs as it is.
+
+        It guards the id, and the edition, which no other attachment has.
+        """
         return self._classes.tell(module_id)
 
     @settled_while_tracing

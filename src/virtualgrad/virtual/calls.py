@@ -16,7 +16,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 
 from virtualgrad.sites import Site
 from virtualgrad.sites.functions import FunctionRule
-from virtualgrad.sites.site import CONVOLUTION_OPS, has_flat_arguments
+from virtualgrad.sites.site import has_flat_arguments, is_convolution
 from virtualgrad.virtual.convolutions import Convolution, Geometry, geometry
 from virtualgrad.virtual.layer_norms import LayerNorm, layer_norm_arguments
 from virtualgrad.virtual.native_contexts import Run
@@ -78,7 +78,7 @@ class Call(NamedTuple):
         Its value is not used, but it is as large as ``main``.
         """
         uses = [use for use in self.uses if use.parameter in part.parameters]
-        if self.rule.op in CONVOLUTION_OPS and [use.argument for use in uses] == ["bias"]:
+        if is_convolution(self.rule.op) and [use.argument for use in uses] == ["bias"]:
             # oneDNN pulls back into the weight, too, if only the bias is asked for.
             space = self.bound["weight"].dim() - 2
             per_channel = uses[0].tensor.to(main.dtype).view(-1, *([1] * space))
@@ -167,7 +167,7 @@ def one_forward(op: str, bound: dict[str, Any]) -> Fused | None:
     if op in PRODUCTS:
         function, names = PRODUCTS[op]
         return Fused(function, tuple(bound.get(name) for name in names[1:]))
-    if op in CONVOLUTION_OPS:
+    if is_convolution(op):
         shape = geometry(op, bound)
         if shape is not None:
             return Fused(Convolution, (bound["weight"], bound.get("bias")), shape)

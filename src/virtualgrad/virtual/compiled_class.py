@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _len_torch_function_stack
 
-from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.virtual.refusals import (
     refuse_compiled_pair,
     refuse_compiled_shards,
@@ -45,7 +44,7 @@ def run_compiled(
     if not torch.is_grad_enabled() or not attachment.active:
         return forward(module, *args, **kwargs)
     intercept = attachment.intercept
-    told = tell(attachment, id(module), intercept.tracked.edition)
+    told = attachment.tell(id(module), intercept.tracked.edition)
     if told is None:
         return forward(module, *args, **kwargs)
     path, way, refusal = told
@@ -58,16 +57,6 @@ def run_compiled(
     if way == "hides parameters":
         forward = seen(forward, intercept, path)
     return attachment.call(path, forward, module, args, kwargs)
-
-
-@settled_while_tracing
-def tell(attachment: Attachment, module_id: int, edition: str) -> Told | None:
-    """What a compiler must know of a module; None if that runs as it is.
-
-    It guards the id and the edition. And the attachment itself, which is not asked about itself for
-    that reason: with it goes what was compiled, and r, of which that has a reference.
-    """
-    return attachment.tell(module_id)
 
 
 def _refuse(why: Refusal, path: str) -> None:
