@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.native import built
 
 PLAIN = (Tensor, nn.Parameter)
@@ -151,6 +152,7 @@ def _whole(tensor: Tensor) -> Tensor:
     return whole
 
 
+@settled_while_tracing
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which squares of g are summed: at least float32."""
     return SUMMED_IN.get(dtype, torch.float32)

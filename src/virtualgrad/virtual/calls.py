@@ -22,7 +22,7 @@ from virtualgrad.virtual.layer_norms import LayerNorm, layer_norm_arguments
 from virtualgrad.virtual.native_contexts import Run
 from virtualgrad.virtual.native_layers import native_layer
 from virtualgrad.virtual.norms import BatchNorm, batch_norm_arguments
-from virtualgrad.virtual.ops import Transforms, hold_fixed
+from virtualgrad.virtual.ops import Transforms, hold_fixed, hold_fixed_flat
 from virtualgrad.virtual.products import PRODUCTS
 
 
@@ -92,13 +92,7 @@ class Call(NamedTuple):
         """Arguments with the tensors for which ``fixed`` holds detached."""
         if self.kwargs or not has_flat_arguments(self.rule.op):
             return hold_fixed(args, self.kwargs, fixed)
-        held = [
-            each.detach()
-            if isinstance(each, Tensor) and each.requires_grad and fixed(each)
-            else each
-            for each in args
-        ]  # written out, as compilers trace every call
-        return tuple(held), self.kwargs
+        return hold_fixed_flat(args, fixed), self.kwargs
 
 
 def _is_in(tensor: Tensor, tensors: list[Tensor]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
@@ -39,7 +39,7 @@ from virtualgrad.virtual.calls import Call, one_forward
 from virtualgrad.virtual.composites import pieces_of
 from virtualgrad.virtual.marks import PLAIN
 from virtualgrad.virtual.models import is_attached
-from virtualgrad.virtual.ops import tensors_in
+from virtualgrad.virtual.ops import tensors_among, tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
 from virtualgrad.virtual.plans import Plans
@@ -184,7 +184,7 @@ class Intercept(Unwatched):
 
     def _as_before(self, func: Any, rule: FunctionRule, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a layer as it was run before; None if it was not, or if something has changed."""
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return None
         position, name = rule.weight
         weight = args[position] if len(args) > position else kwargs.get(name)
@@ -232,7 +232,7 @@ class Intercept(Unwatched):
         if (
             self.tracked.views
             and is_compiling()
-            and torch.is_grad_enabled()  # else the graph has the parameter still
+            and is_grad_enabled()  # else the graph has the parameter still
             and args
             and (result is args[0] or func is Tensor.__setitem__)
         ):
@@ -254,11 +254,11 @@ class Intercept(Unwatched):
         return checkpoint(watched, *args[1:], **kwargs)
 
     def _linear(self, func: Any, rule: FunctionRule, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return func(*args, **kwargs)
         bound = rule.bind(args, kwargs)
         if has_flat_arguments(rule.op):
-            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            tensors = tensors_among((*args, *kwargs.values()))
         else:
             tensors = tensors_in(args, kwargs)
         uses = uses_in(rule, bound, tensors, self.tracked)

@@ -246,6 +246,23 @@ def hold_fixed(args: Any, kwargs: Any, fixed: Callable[[Tensor], bool]) -> tuple
     return map_arguments(args, kwargs, lambda t: t.detach() if t.requires_grad and fixed(t) else t)
 
 
+def hold_fixed_flat(args: tuple[Any, ...], fixed: Callable[[Tensor], bool]) -> tuple[Any, ...]:
+    """The same for arguments by position of which none is a list that may hold tensors."""
+    return tuple(
+        [
+            each.detach()
+            if isinstance(each, Tensor) and each.requires_grad and fixed(each)
+            else each
+            for each in args
+        ]
+    )
+
+
+def tensors_among(values: tuple[Any, ...]) -> list[Tensor]:
+    """All tensors in such arguments."""
+    return [each for each in values if isinstance(each, Tensor)]
+
+
 # The two below ask what an item is before they call anything for it: compilers trace every call.
 
 

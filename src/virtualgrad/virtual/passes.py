@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
 from virtualgrad.compiling import is_capturing
@@ -74,13 +74,13 @@ class Passes:
         """
         if is_compiling():
             uses = self._uses_in_training if training else self._uses_in_eval
-            if torch.is_grad_enabled():
+            if is_grad_enabled():
                 uses[CALLS] = uses.get(CALLS, 0) + 1
             self.current = Pass(
                 batch_size, training, uses, loss_scale=self.loss_scale, ranks=self.ranks
             )
             return
-        self._sees_all = self._sees_all and not torch.is_grad_enabled()
+        self._sees_all = self._sees_all and not is_grad_enabled()
         task = torch._C._current_graph_task_id()
         if task == -1:
             self.before()
