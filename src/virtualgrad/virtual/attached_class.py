@@ -101,9 +101,9 @@ class Classes:
         known = self._bound.get(module_id)
         if known is None:
             return None
-        way: Way = "hides parameters" if known.hides_parameters else ""
-        if self._is_left_out(known):
-            way = "left out"
+        way: Way = "left out" if self._is_left_out(known) else ""
+        if known.hides_parameters:
+            way = "hides parameters"
         if any(other.is_attached for other in known.others):
             return known.path, way, "pair"
         intercept = self._attachment.intercept
