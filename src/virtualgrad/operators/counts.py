@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 
 class Graphs:
@@ -57,7 +56,7 @@ class Graphs:
         while self._ended >= len(self._numbers):
             number = torch.full_like(self.zeros, len(self._numbers) + 1)
             # Not marked as of one size, too: those that are made while tracing would not be.
-            if not is_compiling():  # a zero_grad, say; it does without the mark
+            if not torch.compiler.is_compiling():  # a zero_grad, say; it does without the mark
                 torch._dynamo.mark_static_address(number)
             self._numbers.append(number)
         return self._numbers[self._ended]

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.native import built
@@ -45,7 +44,7 @@ class FiniteCheck:
             return
         first = len(self._tensors)
         self._tensors += tensors
-        library = None if is_compiling() else built()
+        library = None if torch.compiler.is_compiling() else built()
         at_once = None if library is None else library.look(tensors)
         if at_once is not None:
             places = list(range(first, first + len(tensors)))

@@ -11,7 +11,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 KEPT = 64  # numbers; an optimizer has three for each of its groups
 
@@ -42,7 +41,7 @@ def _made_once(number: float | Tensor, on_cpu: torch.dtype | None) -> float | Te
     Compilers know what to do with numbers. And what is made under a mode of torch (of fake tensors,
     say) may be no tensor for others.
     """
-    if on_cpu is None or isinstance(number, Tensor) or is_compiling():
+    if on_cpu is None or isinstance(number, Tensor) or torch.compiler.is_compiling():
         return number
     return number if torch._C._len_torch_dispatch_stack() else _as_tensor(number, on_cpu)
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from virtualgrad.compiling import is_capturing
 from virtualgrad.operators.finite import PLAIN
@@ -39,7 +39,7 @@ def in_pieces(
 
 def _fill_too_little(tensors: Sequence[Tensor]) -> bool:
     """Whether a graph is captured, of few numbers."""
-    if is_compiling() or not tensors[0].is_cuda or not is_capturing():
+    if torch.compiler.is_compiling() or not tensors[0].is_cuda or not is_capturing():
         return False
     return sum(tensor.numel() for tensor in tensors) <= MOST
 

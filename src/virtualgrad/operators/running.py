@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from virtualgrad.operators.compiled import LARGE, Compiled
 from virtualgrad.operators.numbers import add_to_all, dtype_on_cpu, multiply_all
@@ -227,7 +226,7 @@ def rollback_all(sites: Sequence[Running], *, is_new: bool = False) -> None:
     for site in sites:
         site.begin_anew()
     compiled = [site.compiled for site in sites if site.compiled is not None]
-    copies_all = is_new or is_compiling()  # which does not see into a launch
+    copies_all = is_new or torch.compiler.is_compiling()  # which does not see into a launch
     pairs = []
     for kept in compiled:
         if kept.restoring is None or copies_all or kept.is_written:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from virtualgrad.optim import checks
 from virtualgrad.virtual import Attachment
@@ -33,7 +33,7 @@ class Newcomers:
 
     def look(self, model: nn.Module, attachment: Attachment) -> None:
         """Count a step, and look for newcomers if it is time to (not in a compiled step)."""
-        if is_compiling() or self._has_warned:
+        if torch.compiler.is_compiling() or self._has_warned:
             return
         self._steps += 1
         is_power_of_two = self._steps & (self._steps - 1) == 0

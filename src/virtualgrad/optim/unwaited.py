@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from virtualgrad.compiling import is_capturing
 from virtualgrad.operators import StatefulOperator
@@ -147,7 +146,7 @@ class Unwaited:
 
 def _may_be_unwaited(gradients: Sequence[GroupGradients]) -> bool:
     """Whether a step is of the kind that a GPU can make alone."""
-    if is_compiling() or not may_guard(gradients[0].params[0]):
+    if torch.compiler.is_compiling() or not may_guard(gradients[0].params[0]):
         return False
     return not any(each.has_sparse or isinstance(each.group["lr"], Tensor) for each in gradients)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from virtualgrad.compiling import fixed, settled_while_tracing
 from virtualgrad.errors import ModelError
@@ -108,7 +107,7 @@ class Attachment:
 
         Torch function modes are on in one thread only: ops in others would not be seen.
         """
-        if not is_compiling() and self._thread != threading.get_ident():
+        if not torch.compiler.is_compiling() and self._thread != threading.get_ident():
             return self._take_turn(path, forward, module, args, kwargs)
         return self._run(path, forward, module, args, kwargs)
 
@@ -118,7 +117,7 @@ class Attachment:
         try:
             if outer is None:
                 return self._run_pass(forward, module, args, kwargs)
-            if not is_compiling():
+            if not torch.compiler.is_compiling():
                 if is_recomputing() and not intercept.is_on():  # by torch.autograd.grad in a pass
                     with intercept:
                         return forward(module, *args, **kwargs)
@@ -134,7 +133,7 @@ class Attachment:
         intercept = self.intercept
         intercept.begin(self._batch_size(module, args, kwargs), module.training)
         try:
-            if is_compiling():
+            if torch.compiler.is_compiling():
                 with intercept:
                     return forward(module, *args, **kwargs)
             by_marks = _may_meet_marks(args, kwargs)
@@ -184,7 +183,7 @@ class Attachment:
 
     def _take_turn(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run a module in a thread in which no pass runs yet; raise if one does in another."""
-        if is_compiling():  # it comes here behind a graph break
+        if torch.compiler.is_compiling():  # it comes here behind a graph break
             return self._run(path, forward, module, args, kwargs)
         if not self._turn.acquire(blocking=False):
             refuse_thread(path)
@@ -214,7 +213,7 @@ def _have_plain(args: Any, kwargs: Any) -> bool:
 
 def is_recomputing() -> bool:
     """Whether a backward pass runs a part of the forward again (a checkpoint)."""
-    return not is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def attachments_of(model: nn.Module) -> list[Attachment]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor, is_grad_enabled, nn
+import torch
+from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _len_torch_function_stack
 
 from virtualgrad.virtual.refusals import (
@@ -40,7 +41,7 @@ def run_compiled(
         args: its inputs by position.
         kwargs: and by name.
     """
-    if not is_grad_enabled() or not attachment.active:
+    if not torch.is_grad_enabled() or not attachment.active:
         return forward(module, *args, **kwargs)
     intercept = attachment.intercept
     told = attachment.tell(id(module), intercept.tracked.edition)
