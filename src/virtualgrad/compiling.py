@@ -2,6 +2,11 @@
 
 A compiler traces the Python of a forward pass once, and runs only the tensor part afterwards. The
 helpers here mark what is settled while it traces.
+
+Whether it traces, ``torch.compiler.is_compiling()`` tells. What a forward pass calls has that by
+name: in each file that names ``torch`` the compiler guards it once more. But a frame with which it
+begins anew, behind a graph break, it passes over if there is no tensor among its arguments and no
+``torch`` in its code: so those of a step, and of a module's call, name it in full.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pretending import pretend_to_compile
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -72,7 +73,7 @@ def test_compiled_as_in_eager_passes(looked_at: list[str]) -> None:
 
 def test_nothing_looks_at_them(looked_at: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    pretend_to_compile(monkeypatch)
     trained(model, model)
     assert set(looked_at) == {"linear"}
 
@@ -88,7 +89,7 @@ def test_another_mode_sees_their_ops(looked_at: list[str], monkeypatch: pytest.M
             return func(*args, **(kwargs or {}))
 
     model = network()
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    pretend_to_compile(monkeypatch)
     with Sees():
         trained(model, model)
     assert F.layer_norm in seen
@@ -103,18 +104,19 @@ def test_only_norms_of_torch_that_are_plain(monkeypatch: pytest.MonkeyPatch) -> 
     optimizer = SVGD(model, 0.1, where=weights_only)
     attachment = optimizer._attachment
     assert attachment is not None
-    left_out = [attachment.is_left_out(id(layer)) for layer in model]
-    assert left_out == [True, False, False, False, False]
+    told = [attachment.tell(id(layer), "") for layer in model]
+    assert [each and each[1] for each in told] == ["left out", "", "", "", ""]
     monkeypatch.setattr(F, "layer_norm", lambda *args: args[0])
-    assert not attachment.is_left_out(id(model[0]))
+    assert attachment.tell(id(model[0]), "") == ("0", "", "")
 
 
 @pytest.mark.parametrize("where", [None, lambda site: site.op == "linear"])
 def test_only_where_all_norms_are_left_out(where: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    attachment = SVGD(model, 0.1, where=where)._attachment
+    optimizer = SVGD(model, 0.1, where=where)
+    attachment = optimizer._attachment
     assert attachment is not None
-    assert not attachment.is_left_out(id(model[1]))
+    assert attachment.tell(id(model[1]), "") == ("1", "", "")
 
 
 def insert(model: nn.Sequential) -> None:

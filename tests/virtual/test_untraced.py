@@ -13,6 +13,7 @@ from typing import Any
 import ops_in_torch
 import pytest
 import torch
+from pretending import pretend_to_compile
 from torch import Tensor, nn
 
 from virtualgrad import SVGD, weights_only
@@ -75,7 +76,7 @@ def test_untraced(
     expected = trained(copy.deepcopy(model), sample, reading)
     if with_ops:
         ops_in_torch.use(monkeypatch)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    pretend_to_compile(monkeypatch)
     found = trained(model, sample, reading)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):

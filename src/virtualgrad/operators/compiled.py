@@ -18,8 +18,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+from torch import Tensor, arange, maximum, where
 
 from virtualgrad.operators.copies import CopyIfCounted, prepare_copy
 from virtualgrad.operators.counts import Graphs, keep_static
@@ -34,7 +33,6 @@ from virtualgrad.operators.statistic import (
 LARGE = 2**20  # numbers; torch's copies of many tensors at once reach half of an H200's bandwidth
 
 SumOrder = Literal["at once", "columns"]
-_SUMS = {"at once": sum_of_squares, "columns": sum_of_columns}
 """How a compiler is to sum squares: as it likes, or samples (the first axis) first."""
 
 
@@ -52,12 +50,14 @@ class Compiled:
         is_written: whether the host has written the candidate, of which nothing may be counted.
     """
 
-    is_written = False
+    # No __dict__, in which a compiler would look for each method, at every call of the model.
+    __slots__ = ("candidate", "counts", "gradient", "graphs", "is_written", "r", "restoring")
 
     def __init__(self, r: Tensor, gradient: Tensor | None, graphs: Graphs) -> None:
         self.r = r
         self.candidate = r.clone()
         self.graphs = graphs
+        self.is_written = False
         self.counts = graphs.zeros.clone()
         self.gradient = gradient
         for tensor in (r, self.candidate, self.counts, gradient):
@@ -108,7 +108,8 @@ class Compiled:
         if counts is None:
             self.add_gradient(accumulated(g) / loss_scale, axes, rho=rho)
             return self.candidate
-        squares = _SUMS[by](g, axes) / loss_scale**2
+        total = sum_of_squares(g, axes) if by == "at once" else sum_of_columns(g, axes)
+        squares = total / loss_scale**2
         return self.add_samples(
             squares, *counts, rho=rho, unit_is_sample=unit_is_sample, graph=graph
         )
@@ -131,9 +132,9 @@ class Compiled:
         earlier = (self.candidate - rho * self.r) * (e_before / (unit_before**2 * (1 - rho)))
         is_new = None if graph is None else graph[2] > before[2]
         has_earlier = e_before > 0 if is_new is None else (e_before > 0) & is_new
-        total = squares + torch.where(has_earlier, earlier, 0)
+        total = squares + where(has_earlier, earlier, 0)
         updated: Tensor = rho * self.r + (1 - rho) * (unit * unit / e) * total
-        self.candidate.copy_(updated if is_new is None else torch.where(is_new, updated, math.nan))
+        self.candidate.copy_(updated if is_new is None else where(is_new, updated, math.nan))
         self.count(elements, samples, graph)
         return updated
 
@@ -153,17 +154,17 @@ class Compiled:
     def count(self, elements: int, samples: int, graph: Tensor | None) -> None:
         """Count a pass; all three numbers by one kernel."""
         before = self.counts
-        place = torch.arange(3, device=before.device)
-        counted = before + torch.where(place == 0, elements, samples)
-        latest = before if graph is None else torch.where(graph > before, graph, math.nan)
-        self.counts.copy_(torch.where(place == 2, latest, counted))
+        place = arange(3, device=before.device)
+        counted = before + where(place == 0, elements, samples)
+        latest = before if graph is None else where(graph > before, graph, math.nan)
+        self.counts.copy_(where(place == 2, latest, counted))
 
     def add_to_last(self, squares: Tensor, *, rho: Any, unit_is_sample: bool) -> None:
         """Add to the sum of squares of samples that are counted already."""
         e, m = self.counts[0], self.counts[1]
         unit = m if unit_is_sample else 1
         added = (1 - rho) * (unit * unit / e) * squares
-        self.candidate.copy_(torch.maximum(self.candidate + added, rho * self.r))
+        self.candidate.copy_(maximum(self.candidate + added, rho * self.r))
 
     def add_gradient(self, g: Tensor, averaged: tuple[int, ...], *, rho: Any) -> None:
         """Take in a g without a sample axis."""

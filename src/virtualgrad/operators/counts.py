@@ -64,5 +64,5 @@ class Graphs:
 
 def keep_static(tensor: Tensor) -> None:
     """Tell the compiler that a tensor stays where it is, and keeps its size."""
-    torch._dynamo.mark_static_address(tensor)
+    torch._dynamo.mark_static_address(tensor, guard=True)
     torch._dynamo.mark_static(tensor)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.native import built
 
 PLAIN = (Tensor, nn.Parameter)
@@ -150,6 +151,7 @@ def _whole(tensor: Tensor) -> Tensor:
     return whole
 
 
+@settled_while_tracing
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which squares of g are summed: at least float32."""
     return SUMMED_IN.get(dtype, torch.float32)

@@ -18,7 +18,7 @@ from virtualgrad.operators.rms_op import Kept
 from virtualgrad.operators.rms_settings import RMSSettings, factor_by, require_same_shape
 from virtualgrad.operators.statistic import accumulated
 from virtualgrad.sites import Site
-from virtualgrad.sites.site import CONVOLUTION_OPS
+from virtualgrad.sites.site import is_convolution
 
 if TYPE_CHECKING:
     from virtualgrad.operators.compiled import Compiled, SumOrder
@@ -170,7 +170,7 @@ class InCompiledPass:
         rms, layout = self.rms, self.rms.layout_at(self.site)
         axes = layout.averaged_axes(rms.share_positions)
         by: SumOrder = "at once"
-        if self.site.op in CONVOLUTION_OPS and layout.sample_axis == 0 and len(axes) > 1:
+        if is_convolution(self.site.op) and layout.sample_axis == 0 and len(axes) > 1:
             by = "columns"  # g comes from a norm or a ReLU, made by the compiler
         return self._kept.add(
             g.reshape(layout.view),
@@ -246,7 +246,7 @@ class InCompiledPass:
         Of a convolution, if r is updated first: a compiler reads g twice, in long loops. With the
         r of before, T(g) and the sum of g^2 are made where it makes g.
         """
-        if self.site.op in CONVOLUTION_OPS:
+        if is_convolution(self.site.op):
             return not self.rms.stale and self.sees_images(g)
         return self.sees_tokens(g)
 

@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+from torch import Tensor, rsqrt
 
 from virtualgrad.errors import HyperparameterError
 from virtualgrad.operators.base import require_shape
@@ -39,7 +38,7 @@ def require_bools(**switches: Any) -> None:
 
 def factor_by(r: Tensor, numbers: RMSSettings) -> Tensor:
     """S / sqrt(r + eps)."""
-    factor: Tensor = numbers.scale * torch.rsqrt(r + numbers.eps)
+    factor: Tensor = numbers.scale * rsqrt(r + numbers.eps)
     return factor
 
 

@@ -190,9 +190,12 @@ class VirtualGradientDescent(Optimizer):
 
     def _look_at_groups(self, *, is_late: bool = False) -> None:
         """Renew what T knows of the groups: users and schedulers write to them, or reorder them."""
+        known = len(self._numbering.groups)
         self._numbering.renew(self.param_groups)
+        if len(self._numbering.groups) != known and self._attachment is not None:
+            self._attachment.intercept.renew()  # parameters may be in other groups than before
         scale = loss_scale(self.grad_scaler)
-        self._mirrors.renew(self._numbering.groups, scale, is_late=is_late)
+        self._mirrors.renew(self._numbering, scale, is_late=is_late)
 
     def _forget_replaced(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Drop the state of layers in whose place there are new ones."""

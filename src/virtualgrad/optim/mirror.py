@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from virtualgrad.compiling import settled_while_tracing
+from virtualgrad.operators.counts import keep_static
+from virtualgrad.optim.groups import Numbering
 
 NUMBERS = ("scale", "rho", "eps")
 
@@ -23,36 +24,38 @@ class Mirrors:
     """Group -> its numbers as a tensor, an attribute each; made when a pass is compiled."""
 
     def __init__(self) -> None:
-        self._groups: Sequence[dict[str, Any]] = ()
+        self._numbering = Numbering()
         self._shown: dict[int, tuple[float, ...]] = {}
         self._loss_scale = 1.0
 
     @settled_while_tracing
-    def prepare(self, index: int) -> str:
-        """Have a mirror of a group; the attribute that holds it."""
+    def prepare(self, parameter: str) -> str:
+        """Have a mirror of the group of a parameter; the attribute that holds it.
+
+        A compiler asks again where parameters may be in other groups: the optimizer tells it
+        (``edition`` of :mod:`~virtualgrad.virtual.parameters`).
+        """
+        index = self._numbering.number[parameter]
         name = f"group{index}"
         if index not in self._shown:
             numbers = self._numbers(index)
-            device = self._groups[index]["params"][0].device
+            device = self._numbering.groups[index]["params"][0].device
             tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
-            torch._dynamo.mark_static_address(tensor)
-            torch._dynamo.mark_static(tensor)
+            keep_static(tensor)
             setattr(self, name, tensor)
             self._shown[index] = numbers
         return name
 
-    def renew(
-        self, groups: Sequence[dict[str, Any]], loss_scale: float, *, is_late: bool = False
-    ) -> None:
+    def renew(self, numbering: Numbering, loss_scale: float, *, is_late: bool = False) -> None:
         """Copy what the groups say now.
 
         Args:
-            groups: the parameter groups, by the numbers that they have for good.
+            numbering: the parameter groups, by the numbers that they have for good.
             loss_scale: the factor of the loss.
             is_late: whether a backward pass has been made since the last time, so that it went by
                 the numbers of then.
         """
-        self._groups, self._loss_scale = groups, loss_scale
+        self._numbering, self._loss_scale = numbering, loss_scale
         for index, shown in self._shown.items():
             numbers = self._numbers(index)
             if numbers != shown:
@@ -68,7 +71,7 @@ class Mirrors:
                     )
 
     def _numbers(self, index: int) -> tuple[float, ...]:
-        numbers = [float(self._groups[index][name]) for name in NUMBERS]
+        numbers = [float(self._numbering.groups[index][name]) for name in NUMBERS]
         return (*numbers, self._loss_scale)
 
 

@@ -11,11 +11,10 @@ import math
 import weakref
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.compiler import is_compiling
 
-from virtualgrad.compiling import fixed
 from virtualgrad.errors import DetachedError, HyperparameterError
 from virtualgrad.operators import RMS, RMSSettings
 from virtualgrad.optim import checks
@@ -89,6 +88,9 @@ class SVGD(VirtualGradientDescent):
         mirrors = Mirrors()
 
         def settings(site: Site) -> RMSSettings:
+            if is_compiling():
+                numbers = getattr(mirrors, mirrors.prepare(site.parameters[0]))
+                return RMSSettings(numbers[0], numbers[1], numbers[2], numbers[3], numbers)
             optimizer = this()
             if optimizer is None:
                 raise DetachedError.of(
@@ -96,11 +98,7 @@ class SVGD(VirtualGradientDescent):
                     allowed="an optimizer that lives until backward is done",
                     todo="keep the optimizer in a variable",
                 )
-            index = optimizer._group_index[site.parameters[0]]
-            if torch.compiler.is_compiling():
-                numbers = getattr(mirrors, mirrors.prepare(fixed(index)))
-                return RMSSettings(numbers[0], numbers[1], numbers[2], numbers[3], numbers)
-            group = optimizer._numbering.groups[index]
+            group = optimizer._numbering.groups[optimizer._group_index[site.parameters[0]]]
             return RMSSettings(group["scale"], group["rho"], group["eps"])
 
         operator = RMS(

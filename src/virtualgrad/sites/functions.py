@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.sites.axes import (
     Arguments,
     AxesOf,
@@ -74,16 +75,27 @@ class FunctionRule:
         name = "weight" if "weight" in names else names[-1 if self.in_place else 0]
         return self.names.index(name), name
 
+    @settled_while_tracing
+    def argument_names(self) -> tuple[str, ...]:
+        """``names``, of which compilers guard each that they have read, but not what is told."""
+        return self.names
+
+    @settled_while_tracing
+    def linear_arguments(self) -> tuple[tuple[str, str], ...]:
+        """The items of ``roles``, as above."""
+        return tuple(self.roles.items())
+
     def bind(self, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
         """Give every argument its name."""
         if self.op == "einsum":  # einsum(equation, *operands), or a list of operands
             operands = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else args[1:]
             return {"equation": args[0], "operands": operands}
-        return dict(zip(self.names, args, strict=False)) | dict(kwargs)
+        bound: dict[str, Any] = dict(zip(self.argument_names(), args, strict=False))
+        return bound | dict(kwargs) if kwargs else bound
 
     def operands(self, bound: Arguments) -> Iterator[tuple[str, str, Tensor]]:
         """Yield (name, role, tensor) of every argument in which the function is linear."""
-        for name, role in self.roles.items():
+        for name, role in self.linear_arguments():
             value = bound.get(name)
             if isinstance(value, Tensor):
                 yield name, role, value

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
+from virtualgrad.compiling import settled_while_tracing
+
 
 class Layout(NamedTuple):
     """How the axes of sigma are to be read.
@@ -173,6 +175,18 @@ class Site(NamedTuple):
         return prod(self.layout.state_shape(share_positions))
 
 
+@settled_while_tracing
+def is_convolution(op: str) -> bool:
+    """Whether an op is a convolution, or a transposed one; compilers are told, and look up less."""
+    return op in CONVOLUTION_OPS
+
+
+@settled_while_tracing
+def has_flat_arguments(op: str) -> bool:
+    """Whether no argument of an op is a list that may hold tensors."""
+    return op == "linear" or op in CONVOLUTION_OPS
+
+
 Where = Callable[[Site], bool]
 """A predicate that chooses sites; it is asked with one parameter of a site at a time."""
 
@@ -185,7 +199,13 @@ CONVOLUTION_OPS = frozenset(
 
 def weights_only(site: Site) -> bool:
     """The choice of the authors' released code: weights of matmul and convolution, nothing else."""
-    return site.roles == ("weight",) and site.op in MATMUL_OPS | CONVOLUTION_OPS
+    return is_weight_of_product(site.roles, site.op)
+
+
+@settled_while_tracing
+def is_weight_of_product(roles: tuple[str, ...], op: str) -> bool:
+    """Whether the only parameter of a site is what a matmul or a convolution multiplies by."""
+    return roles == ("weight",) and op in MATMUL_OPS | CONVOLUTION_OPS
 
 
 def every_linear_site(site: Site) -> bool:

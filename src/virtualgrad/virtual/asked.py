@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 LEAF = "torch::autograd::AccumulateGrad"
 
@@ -26,7 +27,7 @@ def is_wanted(ctx: Any, operand: int, edges: Any = None) -> bool:
         operand: which of its tensors.
         edges: its ``next_functions``, from one who has them already.
     """
-    if edges is None and torch.compiler.is_compiling():
+    if edges is None and is_compiling():
         return bool(ctx.needs_input_grad[operand + 2])
     return will_reach((edges or ctx.next_functions)[operand][0])
 

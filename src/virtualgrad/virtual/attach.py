@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from virtualgrad.compiling import fixed, settled_while_tracing
 from virtualgrad.errors import ModelError
 from virtualgrad.virtual.attached_class import Classes, attachments_in
+from virtualgrad.virtual.compiled_class import Told
 from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.marks import PLAIN, Marked
@@ -43,6 +44,11 @@ class Attachment:
         self._has_warned = False  # of inputs without a tensor
         self.refresh()
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether it has modules; also while it is paused, and not :attr:`active`."""
+        return bool(self._modules)
+
     def refresh(self) -> None:
         """Attach to modules that have come to the model since."""
         require_attachable(self.model)
@@ -58,6 +64,8 @@ class Attachment:
             self._classes.forget(self._modules[count:])
             del self._modules[count:]
             raise
+        if len(self._modules) > count:
+            self.intercept.renew()
 
     def _attach(self, module: nn.Module, path: str) -> None:
         """Give a module a class of its own; raise where its class does not let us."""
@@ -78,6 +86,8 @@ class Attachment:
         self.active = False
         self.intercept.release()
         for module in self._modules:
+            for each in attachments_in(type(module)):  # this one no longer is a second one for them
+                each.intercept.renew()
             while True:
                 binding = type(module).__dict__.get(BINDING)
                 if binding is None or binding.active:
@@ -151,15 +161,12 @@ class Attachment:
         return size
 
     @settled_while_tracing
-    def is_left_out(self, module_id: int) -> bool:
-        """Whether a module is a norm that T leaves out: a compiler is told, and need not look."""
-        return self._classes.is_left_out(module_id)
+    def tell(self, module_id: int, edition: str) -> Told | None:
+        """What a compiler must know of a module; None if that runs as it is.
 
-    @settled_while_tracing
-    def meets_marks(self) -> bool:
-        """Whether a compiler comes to marked parameters; there will be none any more."""
-        self.intercept.was_compiled = True
-        return self.intercept.has_marks_on
+        It guards the id, and the edition, which no other attachment has.
+        """
+        return self._classes.tell(module_id)
 
     @settled_while_tracing
     def _warn(self, name: str, strange: str) -> None:

@@ -13,16 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch._C import DisableTorchFunction, _len_torch_function_stack
+from torch import nn
+from torch.compiler import is_compiling
 
+from virtualgrad.virtual.compiled_class import Told, Way, run_compiled
 from virtualgrad.virtual.leaves import Leaf, is_sequence, leaf_of
 from virtualgrad.virtual.models import BINDING
-from virtualgrad.virtual.refusals import (
-    refuse_compiled_pair,
-    refuse_compiled_shards,
-    refuse_late_compilation,
-)
 from virtualgrad.virtual.synchronised import seen
 
 if TYPE_CHECKING:
@@ -86,6 +82,7 @@ class Classes:
         others = tuple(attachments_in(base))
         for each in (self._attachment, *others) if others else ():
             each.intercept.is_shared = True
+            each.intercept.renew()
         self._bound[id(module)] = Bound(
             module,
             kind,
@@ -99,10 +96,25 @@ class Classes:
         )
         return kind
 
-    def is_left_out(self, module_id: int) -> bool:
-        """Whether a module is just a norm of torch.nn, where T leaves out all of them."""
+    def tell(self, module_id: int) -> Told | None:
+        """What a compiler must know of a module; None if it runs as it is."""
         known = self._bound.get(module_id)
-        if known is None or known.leaf is None or not known.leaf.is_norm:
+        if known is None:
+            return None
+        way: Way = "left out" if self._is_left_out(known) else ""
+        if known.hides_parameters:
+            way = "hides parameters"
+        if any(other.is_attached for other in known.others):
+            return known.path, way, "pair"
+        intercept = self._attachment.intercept
+        if intercept.is_sharded:
+            return known.path, way, "shards"
+        intercept.was_compiled = True  # there will be no marks any more
+        return known.path, way, "marks" if intercept.has_marks_on else ""
+
+    def _is_left_out(self, known: Bound) -> bool:
+        """Whether a module is just a norm of torch.nn, where T leaves out all of them."""
+        if known.leaf is None or not known.leaf.is_norm:
             return False
         parameters = [each for each in known.module._parameters.values() if each is not None]
         is_plain = all(type(each) is nn.Parameter for each in parameters)
@@ -124,8 +136,9 @@ def _run_watched(
     run_sequence = functools.partial(intercept.run_sequence, bound)
 
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        is_eager = not torch.compiler.is_compiling()
-        if is_eager and in_cpp.run is not None and len(args) == 1 and not kwargs:
+        if is_compiling():
+            return run_compiled(attachment, getattr(base, method), self, args, kwargs)
+        if in_cpp.run is not None and len(args) == 1 and not kwargs:
             done = in_cpp.run(self, args[0])
             if done is not NotImplemented:
                 return done
@@ -135,8 +148,6 @@ def _run_watched(
             return forward(self, *args, **kwargs)
         if not attachment.active or not torch.is_grad_enabled():
             return forward(self, *args, **kwargs)
-        if not is_eager:
-            return run_compiled(known, forward, self, args, kwargs)
         if intercept.is_sharded:
             intercept.meet(self, known.own)
         if len(args) == 1 and not kwargs:
@@ -157,35 +168,12 @@ def _run_watched(
             in_cpp.learn(known, base, method, memory)
         return done
 
-    def run_compiled(known: Bound, forward: Any, self: nn.Module, args: Any, kwargs: Any) -> Any:
-        _refuse_compiled(known, is_sharded=intercept.is_sharded)
-        if attachment.meets_marks():
-            refuse_late_compilation()
-        in_model = intercept.path is not None  # and our mode is on
-        if in_model and attachment.is_left_out(id(self)) and _is_on_activation_alone(args):
-            with DisableTorchFunction():  # it need not be looked at to be left out
-                return forward(self, *args, **kwargs)
-        return run_by_call(known, forward, self, args, kwargs)
-
     def run_by_call(known: Bound, forward: Any, self: nn.Module, args: Any, kwargs: Any) -> Any:
         if known.hides_parameters:
             forward = seen(forward, intercept, known.path)
         return attachment.call(known.path, forward, self, args, kwargs)
 
     return run
-
-
-def _refuse_compiled(known: Bound, *, is_sharded: bool) -> None:
-    """Raise where a compiled pass could not be right."""
-    if any([other.active for other in known.others]):
-        refuse_compiled_pair(known.path)
-    if is_sharded:
-        refuse_compiled_shards(known.path)
-
-
-def _is_on_activation_alone(args: tuple[Any, ...]) -> bool:
-    """Whether a module gets one plain tensor, and no other mode than ours wants to see its ops."""
-    return len(args) == 1 and type(args[0]) is Tensor and _len_torch_function_stack() == 1
 
 
 def _subclass(

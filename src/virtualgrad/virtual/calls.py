@@ -16,13 +16,13 @@ from torch._functorch.utils import unwrap_dead_wrappers
 
 from virtualgrad.sites import Site
 from virtualgrad.sites.functions import FunctionRule
-from virtualgrad.sites.site import CONVOLUTION_OPS
+from virtualgrad.sites.site import has_flat_arguments, is_convolution
 from virtualgrad.virtual.convolutions import Convolution, Geometry, geometry
 from virtualgrad.virtual.layer_norms import LayerNorm, layer_norm_arguments
 from virtualgrad.virtual.native_contexts import Run
 from virtualgrad.virtual.native_layers import native_layer
 from virtualgrad.virtual.norms import BatchNorm, batch_norm_arguments
-from virtualgrad.virtual.ops import Transforms, hold_fixed
+from virtualgrad.virtual.ops import Transforms, hold_fixed, hold_fixed_flat
 from virtualgrad.virtual.products import PRODUCTS
 
 
@@ -67,7 +67,7 @@ class Call(NamedTuple):
     def main(self, out_of_place: bool = False) -> Tensor:
         """Run the function with the tracked parameters held fixed."""
         tracked = [use.tensor for use in self.uses]
-        args, kwargs = hold_fixed(self.args, self.kwargs, lambda tensor: _is_in(tensor, tracked))
+        args, kwargs = self._hold_fixed(self.args, lambda tensor: _is_in(tensor, tracked))
         pull_back = self.rule.pull_back if out_of_place else None
         result: Tensor = (pull_back or self.function)(*args, **kwargs)
         return result
@@ -78,19 +78,28 @@ class Call(NamedTuple):
         Its value is not used, but it is as large as ``main``.
         """
         uses = [use for use in self.uses if use.parameter in part.parameters]
-        if self.rule.op in CONVOLUTION_OPS and [use.argument for use in uses] == ["bias"]:
+        if is_convolution(self.rule.op) and [use.argument for use in uses] == ["bias"]:
             # oneDNN pulls back into the weight, too, if only the bias is asked for.
             space = self.bound["weight"].dim() - 2
             per_channel = uses[0].tensor.to(main.dtype).view(-1, *([1] * space))
             return per_channel.expand(main.shape)
         free = [use.tensor for use in uses]
-        args, kwargs = hold_fixed(args, self.kwargs, lambda tensor: not _is_in(tensor, free))
+        args, kwargs = self._hold_fixed(args, lambda tensor: not _is_in(tensor, free))
         result: Tensor = (self.rule.pull_back or self.function)(*args, **kwargs)
         return result
 
+    def _hold_fixed(self, args: tuple[Any, ...], fixed: Callable[[Tensor], bool]) -> Any:
+        """Arguments with the tensors for which ``fixed`` holds detached."""
+        if self.kwargs or not has_flat_arguments(self.rule.op):
+            return hold_fixed(args, self.kwargs, fixed)
+        return hold_fixed_flat(args, fixed), self.kwargs
+
 
 def _is_in(tensor: Tensor, tensors: list[Tensor]) -> bool:
-    return any([tensor is other for other in tensors])
+    for other in tensors:  # noqa: SIM110 - compilers trace a frame more for a generator
+        if tensor is other:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ def one_forward(op: str, bound: dict[str, Any]) -> Fused | None:
     if op in PRODUCTS:
         function, names = PRODUCTS[op]
         return Fused(function, tuple(bound.get(name) for name in names[1:]))
-    if op in CONVOLUTION_OPS:
+    if is_convolution(op):
         shape = geometry(op, bound)
         if shape is not None:
             return Fused(Convolution, (bound["weight"], bound.get("bias")), shape)

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -33,11 +34,12 @@ from virtualgrad.sites.functions import (
     FunctionRule,
     is_basic_index,
 )
+from virtualgrad.sites.site import has_flat_arguments
 from virtualgrad.virtual.calls import Call, one_forward
 from virtualgrad.virtual.composites import pieces_of
 from virtualgrad.virtual.marks import PLAIN
 from virtualgrad.virtual.models import is_attached
-from virtualgrad.virtual.ops import tensors_in
+from virtualgrad.virtual.ops import tensors_among, tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
 from virtualgrad.virtual.plans import Plans
@@ -114,6 +116,15 @@ class Intercept(Unwatched):
         self.forget_layers()
         self._plans.clear()
 
+    @property
+    def edition(self) -> str:
+        """What compilers guard of all that they are told (see :mod:`.parameters`)."""
+        return self.tracked.edition
+
+    def renew(self) -> None:
+        """Have compilers ask again."""
+        self.tracked.renew()
+
     def own_parameters(self, module: nn.Module) -> dict[str, str]:
         """What a module calls its tracked parameters -> their names."""
         return self.tracked.own_parameters(module)
@@ -139,6 +150,7 @@ class Intercept(Unwatched):
         """Let go of the parameters."""
         self.passes.release()
         self.forget_layers()
+        self.renew()
 
     # ---------------------------------------------------------------- torch functions
 
@@ -147,7 +159,7 @@ class Intercept(Unwatched):
     ) -> Any:
         """Run one torch function: extended if it takes a tracked parameter, as it is otherwise."""
         kwargs = kwargs or {}
-        compiling = torch.compiler.is_compiling()  # which has no time to save, but guards to avoid
+        compiling = is_compiling()  # which has no time to save, but guards to avoid
         if types and not compiling and not PLAIN.issuperset(types):
             self.has_met_classes = True
         if not compiling and (
@@ -172,7 +184,7 @@ class Intercept(Unwatched):
 
     def _as_before(self, func: Any, rule: FunctionRule, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a layer as it was run before; None if it was not, or if something has changed."""
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return None
         position, name = rule.weight
         weight = args[position] if len(args) > position else kwargs.get(name)
@@ -189,7 +201,7 @@ class Intercept(Unwatched):
         return any([name is not None for name in names])
 
     def _transparent(self, func: Any, args: Any, kwargs: Any, kind: str) -> Any:
-        if torch.compiler.is_compiling() and func is Tensor.unflatten:
+        if is_compiling() and func is Tensor.unflatten:
             func = torch.unflatten  # the method is written with super(), which is not traced
         result = func(*args, **kwargs)
         if is_view_of_each(func):
@@ -214,13 +226,13 @@ class Intercept(Unwatched):
             self.batch_dim, self.passes.current.batch_size = batch_dim, batch_size
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if func is checkpoint and torch.compiler.is_compiling():
+        if func is checkpoint and is_compiling():
             return self._checkpointed(args, kwargs)
         result = func(*args, **kwargs)
         if (
             self.tracked.views
-            and torch.compiler.is_compiling()
-            and torch.is_grad_enabled()  # else the graph has the parameter still
+            and is_compiling()
+            and is_grad_enabled()  # else the graph has the parameter still
             and args
             and (result is args[0] or func is Tensor.__setitem__)
         ):
@@ -242,10 +254,13 @@ class Intercept(Unwatched):
         return checkpoint(watched, *args[1:], **kwargs)
 
     def _linear(self, func: Any, rule: FunctionRule, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return func(*args, **kwargs)
         bound = rule.bind(args, kwargs)
-        tensors = tensors_in(args, kwargs)
+        if has_flat_arguments(rule.op):
+            tensors = tensors_among((*args, *kwargs.values()))
+        else:
+            tensors = tensors_in(args, kwargs)
         uses = uses_in(rule, bound, tensors, self.tracked)
         if not uses:
             return self._other(func, args, kwargs)
@@ -266,7 +281,7 @@ class Intercept(Unwatched):
 
     def _run_site(self, call: Call) -> Tensor:
         """Run an op at a site, with T where it is chosen."""
-        chosen = {} if torch.compiler.is_compiling() else self._chosen_at(call)
+        chosen = {} if is_compiling() else self._chosen_at(call)
         uses = [use for use in call.uses if chosen.get(use.parameter, True)]
         if not uses:  # left out by where: the plain gradient, at no cost
             self._memories.add_left_out(call, self.path)
@@ -275,7 +290,7 @@ class Intercept(Unwatched):
             call = call._replace(uses=uses)
         plans, current, batch_dim = self._plans, self.passes.current, self.batch_dim
         # Compiled, the second forward of the general way is dead code, and costs nothing.
-        general = torch.compiler.is_compiling() or self._is_watched_by_others()
+        general = is_compiling() or self._is_watched_by_others()
         fused = None if general else one_forward(call.rule.op, call.bound)
         if fused is not None:
             sigma, parts = run_once(call, fused, plans, current, batch_dim)
@@ -285,7 +300,7 @@ class Intercept(Unwatched):
             return sigma
         if call.rule.in_place:
             sigma = run_in_place(call, plans, current, batch_dim)
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 self.tracked.drop_overwritten(call.args[0])
             return sigma
         return run_joined(call, plans, current, batch_dim)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
+from torch.compiler import is_compiling
 from torch.nn.modules import module as of_all
 
 from virtualgrad.native import built
@@ -97,7 +98,7 @@ class InCpp:
             method: by which it runs there.
             memory: how it was run, if it is a layer of torch.nn.
         """
-        if torch.compiler.is_compiling():  # behind a graph break: what is found here is no tensor's
+        if is_compiling():  # behind a graph break: what is found here is no tensor's
             return
         runs = 0
         if memory is not None:

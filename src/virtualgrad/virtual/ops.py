@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph
+from torch.compiler import is_compiling
 
 from virtualgrad.errors import DoubleBackwardError
 from virtualgrad.operators.channels import Channels, Incoming, Total
@@ -71,7 +72,7 @@ class Join(torch.autograd.Function):
             return main
         # A plain alias: returned as it is, main would become a view of itself, and the in-place
         # ReLU that follows many a layer would be refused on it.
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return main.clone()  # compilers before torch 2.13 know no such alias; it costs nothing
         return alias_of(main)
 
@@ -106,7 +107,7 @@ def begin_backward(transforms: Iterable[Transform]) -> None:
     asks for no T: the next one is no second use of the layers, though ``loss`` may be alive still.
     (Compiled passes are told apart by other means.)
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return
     refuse_create_graph()
     if not _get_current_graph_task_keep_graph():
@@ -121,7 +122,7 @@ def asked_of(
 
     None where the graph is not kept and was not before: then there is one pass, for all of them.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return None
     if not transform.current.kept and not _get_current_graph_task_keep_graph():
         return None
@@ -205,7 +206,7 @@ def _is_plain_pass(transforms: Transforms, needed: Sequence[bool], edges: Any) -
     A T for the weight, which is wanted, and the same or none for the bias; the input an activation;
     a graph that is not kept, and was not. Any other pass takes the long way, to the same result.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if is_compiling() or torch.is_grad_enabled():
         return False
     transform = transforms.get("weight")
     if transform is None or not needed[1] or "input" in transforms:
@@ -243,6 +244,23 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def hold_fixed(args: Any, kwargs: Any, fixed: Callable[[Tensor], bool]) -> tuple[Any, Any]:
     """Replace every tensor in arguments for which ``fixed`` holds by its detached self."""
     return map_arguments(args, kwargs, lambda t: t.detach() if t.requires_grad and fixed(t) else t)
+
+
+def hold_fixed_flat(args: tuple[Any, ...], fixed: Callable[[Tensor], bool]) -> tuple[Any, ...]:
+    """The same for arguments by position of which none is a list that may hold tensors."""
+    return tuple(
+        [
+            each.detach()
+            if isinstance(each, Tensor) and each.requires_grad and fixed(each)
+            else each
+            for each in args
+        ]
+    )
+
+
+def tensors_among(values: tuple[Any, ...]) -> list[Tensor]:
+    """All tensors in such arguments."""
+    return [each for each in values if isinstance(each, Tensor)]
 
 
 # The two below ask what an item is before they call anything for it: compilers trace every call.

@@ -8,18 +8,21 @@ belongs to the op that computes with it. So tensors are followed here by identit
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.virtual.ops import CONTAINERS, tensors_in
 from virtualgrad.virtual.tracking import View
+
+_editions = itertools.count()
 
 
 class TrackedParameters:
@@ -29,14 +32,22 @@ class TrackedParameters:
         names: id of a parameter, or of a tensor that stands in for it -> its name.
         views: tensors of this pass behind which there is a parameter. Whoever runs an op looks
             first whether there are any: most passes have none.
+        edition: another one whenever a compiler might be told otherwise than before, of modules or
+            parameters; no two models have the same. All that it guards of them. (A string: it may
+            take numbers for variables.)
     """
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
         self.views: dict[int, View] = {}
+        self.renew()
         self._parameters: dict[str, Tensor] = {}  # kept alive: an id stays its parameter's own
         self._replaced: dict[int, weakref.ref[Tensor]] = {}  # as long as others keep them alive
         self._gathered: dict[str, Tensor] = {}
+
+    def renew(self) -> None:
+        """Have compilers ask again: something has changed of which they were told."""
+        self.edition = f"{next(_editions)}"
 
     def add(self, parameters: Mapping[str, Tensor]) -> None:
         """Track more parameters, or others under the same names."""
@@ -46,6 +57,7 @@ class TrackedParameters:
                 self._replaced[id(old)] = weakref.ref(old, functools.partial(self._forget, id(old)))
         self._parameters.update(parameters)
         self.names.update({id(p): name for name, p in parameters.items()})
+        self.renew()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._parameters[name]
@@ -91,11 +103,22 @@ class TrackedParameters:
     def name_of(self, tensor: Tensor) -> str | None:
         """Name of the tracked parameter that a tensor is, or is a view of."""
         if isinstance(tensor, nn.Parameter):
-            name = self.names.get(id(tensor))
+            name = self.own_name_of(tensor)
             if name is not None:
                 return name if tensor.requires_grad else None
         view = self.view_of(tensor)
         return None if view is None else view.parameter
+
+    def own_name_of(self, parameter: Tensor) -> str | None:
+        """Name of a parameter, if it is a tracked one itself."""
+        if is_compiling():
+            return self._tell(id(parameter), self.edition)
+        return self.names.get(id(parameter))
+
+    @settled_while_tracing
+    def _tell(self, parameter_id: int, edition: str) -> str | None:
+        """Name of a parameter, for a compiler, which guards its id and the edition."""
+        return self.names.get(parameter_id)
 
     def may_be_among(self, arguments: Iterable[Any]) -> bool:
         """Whether a tracked parameter, or a view of one, may be among an op's arguments.
@@ -121,8 +144,9 @@ class TrackedParameters:
 
         So an expert of a stack keeps its r while others get no rows.
         """
-        if isinstance(tensor, nn.Parameter) and id(tensor) in self.names:
-            return self.names[id(tensor)]
+        own = self.own_name_of(tensor) if isinstance(tensor, nn.Parameter) else None
+        if own is not None:
+            return own
         view = self.view_of(tensor)
         if view is None:
             return ""
@@ -144,7 +168,7 @@ class TrackedParameters:
         """
         if not self.views:
             return None
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             known = self.views.get(id(tensor))
             return None if known is None or known.is_overwritten() else known
         for view in self.views.values():  # a compiler would guard the id of an input
@@ -188,7 +212,7 @@ class TrackedParameters:
             if tensor.requires_grad:
                 like = strided if copied else tensor
                 of = tensor if copied and tensor is not source else owner
-                if torch.compiler.is_compiling():  # which has no id for what it has not made yet
+                if is_compiling():  # which has no id for what it has not made yet
                     self.views[len(self.views)] = View(name, tensor, like, of)
                 elif id(tensor._base) in self.names:
                     self.views[id(tensor)] = View(name, tensor, like, of)

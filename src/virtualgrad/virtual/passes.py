@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
 
 from virtualgrad.compiling import is_capturing
 from virtualgrad.operators import Operator, as_stateful
@@ -71,15 +72,15 @@ class Passes:
         twice, and each use is a site of its own. A call in eval mode does not go on with one in
         training mode, or the other way round.
         """
-        if torch.compiler.is_compiling():
+        if is_compiling():
             uses = self._uses_in_training if training else self._uses_in_eval
-            if torch.is_grad_enabled():
+            if is_grad_enabled():
                 uses[CALLS] = uses.get(CALLS, 0) + 1
             self.current = Pass(
                 batch_size, training, uses, loss_scale=self.loss_scale, ranks=self.ranks
             )
             return
-        self._sees_all = self._sees_all and not torch.is_grad_enabled()
+        self._sees_all = self._sees_all and not is_grad_enabled()
         task = torch._C._current_graph_task_id()
         if task == -1:
             self.before()
@@ -127,7 +128,7 @@ class Passes:
         self._forget_compiled_uses()
         if not failed:
             self._operator.begin_graph(first=not under_way)
-        elif not torch.compiler.is_compiling():  # it goes on, or fails again, without tracing
+        elif not is_compiling():  # it goes on, or fails again, without tracing
             self._operator.begin_graph()
 
     def watch_backward(self, parameter: Tensor) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-import torch
+from torch.compiler import is_compiling
 
 from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import Operator, identity
 from virtualgrad.sites import Site, Where, every_linear_site, weights_only
+from virtualgrad.sites.site import is_weight_of_product
 from virtualgrad.virtual.calls import Call
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
@@ -58,6 +59,7 @@ class Plans:
         self._passes = passes
         self._where = where
         self._group_of = group_of
+        self._groups: dict[Hashable, int] = {}
         self._plans: dict[Site, Plan] = {}
 
     def clear(self) -> None:
@@ -68,7 +70,7 @@ class Plans:
         """The plan of a call; equal sites have one plan, with the site that came first."""
         batch_size = self._passes.current.batch_size
         site = site_of(call, shape, self._tracked, batch_size, batch_dim)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._split(site)
         plan = self._plans.get(site)
         if plan is None:
@@ -91,7 +93,7 @@ class Plans:
         left: list[str] = []
         for name in site.parameters:
             if self._is_chosen(site, name):
-                groups.setdefault(self._group_of(name), []).append(name)
+                groups.setdefault(self._group(name), []).append(name)
             else:
                 left.append(name)
         plan: Plan = []
@@ -99,20 +101,35 @@ class Plans:
             part = site.only(*names)
             if number > 0:  # sigma's r is the first group's; another one keeps its own
                 part = part._replace(key=f"{site.key}[{names[0]}]")
-            self._note_parameters(part.key, tuple(names), torch.compiler.is_compiling())
+            self._note_parameters(part.key, tuple(names), is_compiling())
             plan.append((part, self.operator))
         return [*plan, (site.only(*left), identity)] if left else plan
+
+    def _group(self, name: str) -> Hashable:
+        if is_compiling():
+            return self._tell_group(name, self._tracked.edition)
+        return self._group_of(name)
+
+    @settled_while_tracing
+    def _tell_group(self, name: str, edition: str) -> int:
+        """A number for the group of a parameter, for a compiler."""
+        return self._groups.setdefault(self._group_of(name), len(self._groups))
 
     def _is_chosen(self, site: Site, name: str) -> bool:
         """What ``where`` says; asked once, or once per compilation."""
         if not self.chooses:
             return True
-        if torch.compiler.is_compiling():
-            return bool(self._where(site.only(name)))
+        if is_compiling():
+            return self._is_chosen_while_tracing(site.only(name))
         chosen = self.chosen.setdefault(site.key, {})
         if name not in chosen:
             chosen[name] = bool(self._where(site.only(name)))
         return chosen[name]
+
+    def _is_chosen_while_tracing(self, site: Site) -> bool:
+        if self.leaves_norms_out:  # our own choice: what it looks at is plain, and it is settled
+            return is_weight_of_product(site.roles, site.op)
+        return bool(self._where(site))
 
     @settled_while_tracing
     def _note_parameters(self, key: str, names: tuple[str, ...], compiling: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import RMS, identity
 from virtualgrad.operators.rms_compiled import InCompiledPass
 from virtualgrad.sites import Site
@@ -70,7 +71,7 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
         plan: the parts of its site.
         sigma: a value of the same shape, strides and dtype.
     """
-    if call.rule.op not in HAS_ROWS or sigma.is_complex():
+    if not _may_have_rows(call.rule.op) or sigma.is_complex():
         return None
     axis = sigma.dim() - 1
     if call.rule.op != "linear":
@@ -100,6 +101,11 @@ def run_by_rows(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     for passed in passes:
         result = Seen.apply(passed, result)
     return result
+
+
+@settled_while_tracing
+def _may_have_rows(op: str) -> bool:
+    return op in HAS_ROWS
 
 
 def has_rows(rms: RMS, site: Site, axis: int) -> bool:

@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from virtualgrad.operators import identity
 from virtualgrad.virtual.calls import Call, Fused
@@ -50,10 +50,10 @@ def run_joined(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Tenso
     else:  # a norm, as large as its input; it must run once if it counts its batches
         plan = plans.of(call, tuple(call.bound["input"].shape), batch_dim)
         main = None
-    if torch.compiler.is_compiling() and plans.leave_out(plan):
+    if is_compiling() and plans.leave_out(plan):
         return call.plain()  # the main one of before is dead code to a compiler
     main = call.main() if main is None else main
-    if torch.compiler.is_compiling():
+    if is_compiling():
         simpler = run_by_tokens(call, plan, main)
         simpler = run_by_images(call, plan, main) if simpler is None else simpler
         simpler = run_by_rows(call, plan, main) if simpler is None else simpler
@@ -74,7 +74,7 @@ def run_in_place(call: Call, plans: Plans, current: Pass, batch_dim: int) -> Ten
     plan = plans.of(call, tuple(target.shape), batch_dim)
     old = (target.detach().clone(), *call.args[1:])
     shadows = [call.shadow(part, old, target) for part, _ in plan]
-    compiling = torch.compiler.is_compiling()
+    compiling = is_compiling()
     main = call.main(out_of_place=compiling)
     transforms = [Transform(operator, part, current, main) for part, operator in plan]
     sigma: Tensor = Join.apply(transforms, not compiling, main, *shadows)

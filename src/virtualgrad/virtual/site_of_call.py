@@ -18,9 +18,6 @@ from virtualgrad.virtual.calls import Call, Use
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.tracking import Pass
 
-STATISTICS = ("running_mean", "running_var")
-"""Arguments of a norm that are of data, but neither parameters nor samples."""
-
 
 def uses_in(
     rule: FunctionRule, bound: dict[str, Any], tensors: list[Tensor], tracked: TrackedParameters
@@ -79,8 +76,8 @@ def site_of(
     for use in call.uses:
         axes |= call.rule.axes(len(shape), use.argument, use.strided, call.bound)
     tensors = call.tensors
-    if STATISTICS[0] in call.bound:
-        mean, variance = [call.bound.get(name) for name in STATISTICS]
+    if "running_mean" in call.bound:  # of data, but neither parameters nor samples
+        mean, variance = call.bound["running_mean"], call.bound.get("running_var")
         tensors = [tensor for tensor in tensors if tensor is not mean and tensor is not variance]
     alone = all([tracked.is_parameter(tensor) for tensor in tensors])
     if alone:  # no samples but those along which a parameter was expanded

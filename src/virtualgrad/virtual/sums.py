@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from virtualgrad.compiling import settled_while_tracing
 from virtualgrad.operators import RMS, kernels
 from virtualgrad.operators.kernels_of_norms import Norm, pull_back
 from virtualgrad.operators.rms_compiled import InCompiledPass
@@ -115,7 +116,7 @@ def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
         plan: the parts of its site.
         sigma: its value, with the parameters held fixed.
     """
-    if call.rule.op not in NORMS or len(plan) != 1 or sigma.is_complex():
+    if not _is_norm(call.rule.op) or len(plan) != 1 or sigma.is_complex():
         return None
     if not call.bound["input"].requires_grad:
         return None  # no node of the norm's own would notice an input that is overwritten later
@@ -138,6 +139,11 @@ def run_by_sums(call: Call, plan: Plan, sigma: Tensor) -> Tensor | None:
     else:
         result = Sums.apply(How(passed, arguments), sigma, _normalized(call, sigma), *parameters)
     return result
+
+
+@settled_while_tracing
+def _is_norm(op: str) -> bool:
+    return op in NORMS
 
 
 def _normalized(call: Call, sigma: Tensor) -> Tensor:

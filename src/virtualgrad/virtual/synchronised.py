@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
+from torch.compiler import is_compiling
 
 from virtualgrad.compiling import never_traced
 from virtualgrad.errors import ModelError
@@ -40,7 +41,7 @@ def seen(forward: Forward, intercept: Intercept, path: str) -> Forward:
         x = args[0] if args else next(iter(kwargs.values()), None)
         if not is_synchronised(module) or not _is_transformed(module, x, intercept, path):
             return forward(module, *args, **kwargs)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             _refuse_compiled(path)
         if forward is not nn.SyncBatchNorm.forward:
             raise ModelError.of(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
+from torch.compiler import is_compiling
 
 from virtualgrad.errors import OperatorError, TransformError
 from virtualgrad.operators import Operator, StatefulOperator, apply_operator, identity
@@ -90,11 +91,7 @@ class Transform:
     def __init__(
         self, operator: Operator, site: Site, current: Pass, sigma: Tensor | None = None
     ) -> None:
-        if (
-            sigma is not None
-            and torch.compiler.is_compiling()
-            and isinstance(operator, StatefulOperator)
-        ):
+        if sigma is not None and is_compiling() and isinstance(operator, StatefulOperator):
             operator = operator.at(site, sigma)
         self.operator = operator
         self.site = site
@@ -102,7 +99,7 @@ class Transform:
 
     def __call__(self, g: Tensor, asked: Asked | None = None, /) -> Tensor:
         """Return T(g); the pass is consumed by it."""
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             refuse_batched(g, self.site)
             self.current.consumed = True
             if asked is not None:

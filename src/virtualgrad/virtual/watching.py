@@ -22,6 +22,7 @@ from torch._C import (
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
 )
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from virtualgrad.virtual.marks import Marks
@@ -146,7 +147,7 @@ class Watching(TorchFunctionMode):
 
     def _meet(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch function that takes a marked parameter."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             refuse_late_compilation()
         if self._marks.have_company(types):  # which wants to be asked, too
             others = _passes.here if self._marks.are_several(types) else [self]
