@@ -67,8 +67,15 @@ def test_what_is_more_than_its_memory_is_not_taken(in_cpp: bool) -> None:
     plain = torch.randn(3)
     two: Any = TwoTensor(plain, torch.randn(3))  # type: ignore[no-untyped-call]
     assert told([plain, two], in_cpp=in_cpp)[0] is None
-    assert told([plain, torch.randn(3).to_mkldnn()], in_cpp=True)[0] is None
-    assert told([plain, torch.randn(3).to_sparse()], in_cpp=True)[0] is None
+    complex_numbers = torch.randn(3, dtype=torch.complex64).conj()
+    for other in (
+        torch.randn(3).to_mkldnn(),
+        torch.randn(3).to_sparse(),
+        complex_numbers,
+        complex_numbers.imag,  # its memory has the other sign
+        torch._efficientzerotensor(3),
+    ):
+        assert told([plain, other], in_cpp=in_cpp)[0] is None
 
 
 @pytest.mark.parametrize("in_cpp", [True, False])

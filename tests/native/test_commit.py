@@ -65,7 +65,10 @@ def test_to_the_bits_of_torchs_ops(
 class Watching(TorchDispatchMode):
     """Wants to see every op."""
 
+    ops = 0
+
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
         return op(*args, **kwargs or {})
 
 
@@ -105,6 +108,30 @@ def test_lists_of_other_lengths_are_errors() -> None:
         library().commit(r, r[:1], [0.1, 0.1], RHO, [], None)
     with pytest.raises(RuntimeError, match="a weight for each site"):
         library().commit(r, r, [0.1], RHO, [], None)
+
+
+@pytest.mark.parametrize("sizes", [(4, 6), (33, 257), (300, 43), (70, 7), (64, 64), (8, 9, 10)])
+def test_sums_are_those_of_torch_here(sizes: tuple[int, ...]) -> None:
+    """Or else T is made by its ops, and more slowly: to be known when torch sums otherwise."""
+    assert library().sums_as_torch(sizes, [0])
+    assert library().sums_as_torch(sizes, [0])  # as it is kept
+
+
+def test_many_numbers_are_left_to_threads() -> None:
+    assert not library().sums_as_torch((256, 128), [0])
+
+
+def test_other_modes_do_not_see_how_torch_is_asked() -> None:
+    model = nn.Linear(5, 11)
+    optimizer = SVGD(model, 0.1)
+    ops: list[int] = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        with Watching() as watching:
+            model(torch.randn(6, 5)).square().mean().backward()
+        optimizer.step()
+        ops.append(watching.ops)
+    assert max(ops) <= ops[0]
 
 
 def trained(model: nn.Module, optimizer: SVGD) -> list[Tensor]:

@@ -11,7 +11,7 @@ from interpreted import needs_triton, run_checks
 from torch import Tensor
 
 from virtualgrad.operators.addresses import MOST_KEPT, NUMBERS
-from virtualgrad.operators.guard import Guard
+from virtualgrad.operators.guard import MOST_STEPS, Guard
 
 SHAPES = [(1,), (3, 5), (0,), (NUMBERS,), (2 * NUMBERS + 1,), (8, 4, 3, 3), (1, 1)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -105,6 +105,10 @@ def compare_look(device: str, dtype: torch.dtype) -> None:
             ].fill_(number)
             assert met(spoilt) == [place]
     assert met(tensors) == []
+    guard.step = 0.0
+    assert met([tensors[1] * torch.nan]) == [0]  # the first step of all
+    guard.step = float(MOST_STEPS)
+    assert met([tensors[1]]) == []  # and the first one again
 
 
 def compare_means(device: str) -> None:

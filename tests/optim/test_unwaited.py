@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from devices import ON_A_GPU
@@ -21,7 +24,9 @@ from torch._functorch import config as functorch_config
 from virtualgrad import SVGD, VirtualGradientDescent, operators
 from virtualgrad.errors import NonFiniteError, RetainedGraphError
 from virtualgrad.operators import addresses
+from virtualgrad.operators.guard import Guard
 from virtualgrad.optim.unwaited import Unwaited
+from virtualgrad.settings.trial import try_svgd
 
 STEPS, SPOILT = 5, 2
 Make = Callable[..., VirtualGradientDescent]
@@ -187,6 +192,13 @@ def tell_at_the_end(device: str) -> None:
     with pytest.warns(UserWarning, match=r"was not made: a NaN or infinite gradient at 6\.weight"):
         del optimizer
         gc.collect()
+    optimizer = SVGD.released(model, 0.1, 0.01, nonfinite="skip")  # whom nobody has to tell
+    pass_through(model, optimizer, batch(1, device) * torch.nan)
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del optimizer
+        gc.collect()
 
 
 def compare_compiled(device: str, monkeypatch: Any) -> None:
@@ -245,6 +257,130 @@ def let_go(device: str) -> None:
             assert not any(reference() is not None for reference in gradients)
 
 
+def whatever_the_defaults(device: str) -> None:
+    """Of torch: a step is counted in float32, and answered on the host."""
+    for dtype in (torch.float64, torch.bfloat16):
+        model = network(device)
+        optimizer = SVGD.released(model, 0.1, 0.01)
+        torch.set_default_dtype(dtype)
+        try:
+            for number in range(4):
+                spoilt = number in {1, 3}
+                if spoilt and optimizer._unwaited._guard is not None:
+                    optimizer._unwaited._guard.step += 300  # more than bfloat16 can count
+                optimizer.zero_grad()
+                for parameter in model.parameters():
+                    parameter.grad = torch.full_like(parameter, torch.nan if spoilt else 0.1)
+                optimizer.step()
+                if spoilt:
+                    with pytest.raises(NonFiniteError, match="in the last step"):
+                        optimizer.settle()
+        finally:
+            torch.set_default_dtype(torch.float32)
+    model = network(device)
+    optimizer = SVGD.released(model, 0.1, 0.01)
+    pass_through(model, optimizer, batch(0, device) * torch.nan)
+    with torch.device("meta" if device == "cpu" else device):
+        optimizer.step()
+    with pytest.raises(NonFiniteError, match="in the last step"):
+        optimizer.settle()
+
+
+def nothing_else_is_lost(device: str) -> None:
+    """The step that is refused for the one before is made, if it is asked for again."""
+    found = []
+    for is_spoilt in (True, False):
+        model = network(device).eval()
+        optimizer = SVGD(model, 0.1, stale=True)
+        if is_spoilt:
+            pass_through(model, optimizer, batch(0, device))
+            model[6].weight.grad[0, 0] = torch.inf
+            optimizer.step()
+        pass_through(model, optimizer, batch(1, device))
+        if is_spoilt:
+            with pytest.raises(NonFiniteError, match="in the last step"):
+                optimizer.step()
+        optimizer.step()
+        found.append(kept(model, optimizer))
+    assert all(map(torch.equal, *found))
+
+
+def a_first_step_leaves_no_trace(device: str) -> None:
+    model = network(device)
+    optimizer = SVGD.released(model, 0.1, nonfinite="skip")
+    pass_through(model, optimizer, batch(0, device) * torch.nan)
+    optimizer.step()
+    assert not optimizer.state_dict()["state"]
+
+
+def names_are_those_of_then(device: str) -> None:
+    model = network(device)
+    optimizer = SVGD.released(model, 0.1, 0.01)
+    pass_through(model, optimizer, batch(0, device))
+    model[8].bias.grad[0] = torch.nan
+    optimizer.step()
+    for of_group in (optimizer.param_groups[0]["params"], optimizer.param_groups[0]["param_names"]):
+        del of_group[0]
+    with pytest.raises(NonFiniteError, match=r"at 8\.bias in the last step"):
+        optimizer.settle()
+
+
+def numbers_of_others(device: str) -> None:
+    model = network(device)
+    optimizer = SVGD(model, 0.1)
+    optimizer.param_groups[0]["rho"] = numpy.float32(0.9)
+    for number in range(3):
+        pass_through(model, optimizer, batch(number, device))
+        optimizer.step()
+    assert optimizer._unwaited._last is not None
+
+
+def a_failure_is_waited_for(device: str, monkeypatch: Any) -> None:
+    """Of a step that fails on its way kernels may be left, which read what the next one writes."""
+    model = network(device)
+    optimizer = SVGD(model, 0.1)
+    pass_through(model, optimizer, batch(0, device))
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Guard, "update_means", lambda *_: exec("raise MemoryError"))
+        optimizer.step()
+    guard = optimizer._unwaited._guard
+    assert guard is not None
+    assert guard._is_pending
+    guard.begin()
+    assert not guard._is_pending
+    pass_through(model, optimizer, batch(1, device))
+    optimizer.step()
+    optimizer.settle()
+
+
+class InfiniteGradient(torch.autograd.Function):
+    """The identity, whose gradient is infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * torch.inf
+
+
+def a_trial_has_an_answer(device: str) -> None:
+    """An infinite gradient, and then an infinite loss, before anybody was told of the first."""
+    losses = iter(
+        [
+            lambda x: x.square().mean(),
+            lambda x: InfiniteGradient.apply(x).square().mean(),  # type: ignore[no-untyped-call]
+            lambda x: x.square().mean() * torch.inf,
+        ]
+    )
+    batches = [(batch(number, device), torch.zeros(1, device=device)) for number in range(3)]
+    tried = try_svgd(
+        network(device), {"lr": 0.1, "scale": 0.01}, lambda x, _: next(losses)(x), batches
+    )
+    assert tried == math.inf
+
+
 def another_layout(model: Any, optimizer: Any) -> None:
     weight = model[8].weight
     weight.grad = weight.grad.t().contiguous().t()
@@ -269,6 +405,16 @@ OTHERS: list[tuple[Make, Callable[[Any, Any], None]]] = [
     (lambda model: SVGD(model, 0.1), another_layout),
     (lambda model: SVGD(model, 0.1), several_ranks),
 ]
+
+
+def look_at_the_review(device: str, monkeypatch: Any) -> None:
+    whatever_the_defaults(device)
+    nothing_else_is_lost(device)
+    a_first_step_leaves_no_trace(device)
+    names_are_those_of_then(device)
+    numbers_of_others(device)
+    a_failure_is_waited_for(device, monkeypatch)
+    a_trial_has_an_answer(device)
 
 
 def leave_the_rest_to_others(device: str) -> None:
@@ -315,6 +461,10 @@ def check_the_rest():
     let_go("cpu")
 
 
+def check_what_came_up_in_a_review(monkeypatch):
+    look_at_the_review("cpu", monkeypatch)
+
+
 @pytest.mark.slow
 @needs_triton
 def test_in_the_interpreter() -> None:
@@ -350,6 +500,11 @@ def test_compiled_on_a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_rest_on_a_gpu(device: str) -> None:
     leave_the_rest_to_others(device)
     let_go(device)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_A_GPU)])
+def test_what_came_up_in_a_review(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_at_the_review(device, monkeypatch)
 
 
 def test_a_cpu_is_not_waited_for() -> None:

@@ -34,7 +34,7 @@ inline bool commit(const std::vector<Tensor>& means, const std::vector<Tensor>& 
                 tensors.size(), " tensors");
     for (size_t site = 0; site < tensors.size(); ++site) {
       const auto& each = tensors[site];
-      if (!virtualgrad::Kind::is_plain(each) || !each.is_cpu() || each.numel() >= FEW) return false;
+      if (!Kind::is_plain(each) || !each.is_cpu() || each.numel() >= FEW) return false;
       if (each.scalar_type() != at::kFloat || !each.is_contiguous()) return false;
       if (each.sizes() != means[site].sizes()) return false;
     }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <c10/util/bit_cast.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>

@@ -158,7 +158,9 @@ class PlainT {
         recipe_(std::move(recipe)),
         uses_tf32_(std::move(uses_tf32)) {
     for (const auto& other : others) others_.emplace_back(other);
-    if (!recipe_) rows_ = few_rows(g);
+    // (Where others watch torch's ops, they are not to see those by which it is asked.)
+    if (!recipe_ && c10::impl::TorchDispatchModeTLS::stack_len() == 0) rows_ = few_rows(g);
+    sums_ = rows_ && sums_as_torch(g.sizes(), averaged_);
     operators() = of_class.ptr();  // it lives as long as Python does
   }
 
@@ -234,7 +236,7 @@ class PlainT {
 
  private:
   // How many rows g is of, where it is few numbers on a CPU, g^2 is averaged over all axes but the
-  // last ones, and torch rounds and sums as numbers.h does; none elsewhere.
+  // last ones, and torch rounds as numbers.h does; none elsewhere.
   std::optional<int64_t> few_rows(const Tensor& g) const {
     if (!g.is_cpu() || g.scalar_type() != at::kFloat || !g.is_contiguous()) return std::nullopt;
     if (r_.scalar_type() != at::kFloat || !r_.is_contiguous() || !rounds_once()) return std::nullopt;
@@ -243,7 +245,7 @@ class PlainT {
       if (averaged_[place] != static_cast<int64_t>(place)) return std::nullopt;
       rows *= g.size(averaged_[place]);
     }
-    if (rows * r_.numel() != g.numel() || !sums_as_torch(g.sizes(), averaged_)) return std::nullopt;
+    if (rows * r_.numel() != g.numel() || g.numel() >= FEW) return std::nullopt;
     return rows;
   }
 
@@ -278,7 +280,7 @@ class PlainT {
   }
 
   Tensor root_of_squares(const Tensor& g) const {
-    if (rows_) {
+    if (sums_) {
       auto made = at::empty(r_.sizes(), r_.options());
       sum_squares_of_columns(made.data_ptr<float>(), g.const_data_ptr<float>(), *rows_,
                              made.numel());
@@ -299,6 +301,7 @@ class PlainT {
   bool unit_is_sample_, stale_, makes_f_, is_rows_;
   std::optional<Sizes> beside_;
   std::optional<int64_t> rows_;
+  bool sums_ = false;  // as torch does
   std::shared_ptr<Recipe> recipe_;
   std::optional<std::pair<py::object, bool>> uses_tf32_;
 };

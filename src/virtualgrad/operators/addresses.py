@@ -3,8 +3,8 @@
 Parameters stay where they are, gradients are new in every step. So a step writes down where all its
 tensors lie, on the host, and sends that to the GPU in one go. What kernels go by beside it (sizes,
 and which program has which part) hangs on how the tensors are laid out, and is kept for the next
-step: shapes, strides, dtypes, devices and classes of all of them are compared each time, by C++
-where :mod:`virtualgrad.native` was built.
+step: shapes, strides, dtypes and devices of all of them are compared each time, by C++ where
+:mod:`virtualgrad.native` was built.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WARPS = 4
 FEW = 1024
 """Programs that may read a host's memory, each a few addresses, which takes the GPU as many 10 ns:
 a copy would take the host of a small network longer."""
-MOST_KEPT = 16
+MOST_KEPT = 64
 """Layouts of steps: those of one kind have one."""
 
 Lists = Sequence[Sequence[Tensor]]
@@ -84,7 +84,7 @@ class Table(NamedTuple):
         walk.launch(tensors, numbers, (options, walk.is_aligned), ())
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """Lists of tensors for a kernel, whose addresses are to be sent.
 
     Attributes:
@@ -131,18 +131,17 @@ class Addresses:
         self._device = device
         self._known: dict[Hashable, Plan] = {}
         self._have_room_for(256)
-        self.begin()
+        self.forget()
 
     def _have_room_for(self, length: int) -> None:
-        is_gpu = self._device.type == "cuda"
-        self._staged = torch.zeros(length, dtype=torch.int64, pin_memory=is_gpu)
+        self._staged = on_host(length, torch.int64, self._device)
         self.given = self._staged
         self._sent = torch.zeros(length, dtype=torch.int64, device=self._device)
         self._both = self._sent[:0], self._staged[:0]
 
-    def begin(self) -> None:
-        """Begin a step: the GPU has taken what was sent for the one before."""
-        self._asked: list[Asked] = []
+    def forget(self) -> None:
+        """Forget what was asked for, and the tensors."""
+        self._asked: list[Request] = []
         self._all: list[Tensor | float] = []
         self.tables: Sequence[Table | None] = ()
 
@@ -160,7 +159,7 @@ class Addresses:
         for some in lists:
             self._all += some
         self._all += numbers
-        self._asked.append(Asked(kernel, len(lists), len(lists[0])))
+        self._asked.append(Request(kernel, len(lists), len(lists[0])))
         return len(self._asked) - 1
 
     def send(self) -> bool:
@@ -175,11 +174,12 @@ class Addresses:
         if layout is None:
             return False
         key = (layout, *[(id(kernel), lists, length) for kernel, lists, length in self._asked])
-        plan = self._known.get(key)
+        plan = self._known.pop(key, None)
         if plan is None:
             while len(self._known) >= MOST_KEPT:
-                del self._known[next(iter(self._known))]  # what came first
-            plan = self._known[key] = Plan.of(list(self._tables()))
+                del self._known[next(iter(self._known))]  # what was not in use for longest
+            plan = Plan.of(list(self._tables()))
+        self._known[key] = plan
         self.tables = plan.tables
         if plan.is_small:
             self.given = self._staged
@@ -204,6 +204,12 @@ class Addresses:
             yield None if walk is None else Table(begin, length, walk)
 
 
+def on_host(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros in memory of the host that a device can read and write."""
+    pinned = device.type == "cuda"
+    return torch.zeros(length, dtype=dtype, device="cpu", pin_memory=pinned)
+
+
 def _write(everything: Sequence[Tensor | float], into: Tensor) -> Hashable | None:
     """Write addresses and numbers, and return how the tensors are laid out; None if some is odd."""
     library = built()
@@ -216,15 +222,22 @@ def _write(everything: Sequence[Tensor | float], into: Tensor) -> Hashable | Non
         if isinstance(each, float):
             kinds.append(None)
             values.append(struct.unpack("q", struct.pack("d", each))[0])
-        elif type(each) in PLAIN:
+        elif _is_its_memory(each):
             address = each.data_ptr()
             placed = (each.dtype, each.get_device(), address % ALIGNED)
             kinds.append((each.shape, each.stride(), *placed))
             values.append(address)
         else:
             return None
-    into[: len(values)] = torch.tensor(values, dtype=torch.int64)
+    into[: len(values)] = torch.tensor(values, dtype=torch.int64, device="cpu")
     return tuple(kinds)
+
+
+def _is_its_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is what lies in its memory, and no more."""
+    if type(tensor) not in PLAIN or tensor.layout != torch.strided:
+        return False
+    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
 
 
 def _walk(kernel: Any, lists: Lists, device: torch.device) -> Walk | None:
@@ -235,11 +248,11 @@ def _walk(kernel: Any, lists: Lists, device: torch.device) -> Walk | None:
         return None
     if not all(_are_side_by_side(together, like) for together in zip(*lists, strict=True)):
         return None
-    sizes = torch.tensor([tensor.numel() for tensor in first])
+    sizes = torch.tensor([tensor.numel() for tensor in first], device="cpu")
     blocks = sizes.add(NUMBERS - 1).div(NUMBERS, rounding_mode="floor")
-    tensors = torch.repeat_interleave(torch.arange(len(first)), blocks)
-    before = (blocks.cumsum(0) - blocks)[tensors]
-    parts = torch.stack([tensors, torch.arange(len(tensors)) - before], dim=1).to(torch.int32)
+    tensors = torch.repeat_interleave(torch.arange(len(first), device="cpu"), blocks)
+    places = torch.arange(len(tensors), device="cpu") - (blocks.cumsum(0) - blocks)[tensors]
+    parts = torch.stack([tensors, places], dim=1).to(torch.int32)
     is_aligned = all(tensor.data_ptr() % ALIGNED == 0 for some in lists for tensor in some)
     launch = Launch(kernel, (len(parts), 1, 1), like, WARPS)
     empty = torch.empty(0, dtype=like.dtype, device=device)

@@ -16,6 +16,10 @@ from virtualgrad.sites import Site
 SiteState = dict[str, Tensor]
 """Named tensors that an operator keeps for one site."""
 
+TakeBack = Callable[[], None]
+Commit = Callable[[], TakeBack]
+"""A commit that a GPU may not make; what it returns takes back what the host has noted of it."""
+
 
 class Operator(Protocol):
     """T: takes g = dJ/dsigma and the site, returns T(g) with g's shape and dtype."""
@@ -83,10 +87,11 @@ class StatefulOperator(ABC):
     def rollback(self) -> None:
         """Forget the prepared state."""
 
-    def guarded_commit(self, guard: Any) -> Callable[[], None] | None:
+    def guarded_commit(self, guard: Any) -> Commit | None:
         """What commits if the GPU finds that all numbers of this step are finite.
 
-        The host does not know, and goes on as behind a commit. None: it has to know.
+        The host does not know, and goes on as behind a commit; what that returns takes back what
+        the host has noted, if they were not. None: it has to know.
 
         Args:
             guard: of the step (:class:`~virtualgrad.operators.guard.Guard`).
@@ -121,9 +126,6 @@ class StatefulOperator(ABC):
 class _Stateless(StatefulOperator):
     """Any other operator, as one whose state is always empty."""
 
-    def guarded_commit(self, guard: Any) -> Callable[[], None]:
-        return self.commit  # of nothing
-
     def __init__(self, operator: Operator) -> None:
         super().__init__()
         self.operator = operator
@@ -133,6 +135,9 @@ class _Stateless(StatefulOperator):
 
     def commit(self) -> None:
         pass
+
+    def guarded_commit(self, guard: Any) -> Commit:
+        return lambda: self.rollback  # of nothing
 
     def rollback(self) -> None:
         pass

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels
-from virtualgrad.operators.addresses import Addresses, Table
+from virtualgrad.operators.addresses import Addresses, Table, on_host
 
 DTYPE_OF = operator.attrgetter("dtype")
 MOST_STEPS = 2**20
@@ -71,25 +71,39 @@ class Guard:
 
         self._kernels: Any = guarded_kernel
         self.device = device
-        self.flag = torch.zeros(1, device=device)
+        # Whatever torch's defaults are: numbers of steps are told apart in float32.
+        self.flag = torch.zeros(1, dtype=torch.float32, device=device)
         self._have_room_for(1)
         self.step = 0.0
         self._addresses = Addresses(device)
+        self._end: Any = None  # an event behind what was launched last
+        self._is_pending = False
 
     def _have_room_for(self, tensors: int) -> None:
-        self.answer = torch.zeros(tensors + 1, pin_memory=self.device.type == "cuda")
+        self.answer = on_host(tensors + 1, torch.float32, self.device)
         # reading it through torch takes ten times as long
         self._answered = ctypes.c_float.from_address(self.answer.data_ptr())
 
     # ------------------------------------------------------------------ what a step is about to do
 
     def begin(self) -> None:
-        """Begin a step; the one before was settled."""
-        self._addresses.begin()
+        """Begin a step; the GPU is through with what it reads for the one before."""
+        self.wait()
+        self._addresses.forget()
 
     def end(self) -> None:
-        """End what began; a step's tensors are let go."""
-        self._addresses.begin()
+        """End what began, also where it failed; a step's tensors are let go."""
+        self._addresses.forget()
+        if self._is_pending and self.device.type == "cuda":
+            if self._end is None:
+                self._end = torch.cuda.Event()
+            self._end.record(torch.cuda.current_stream(self.device))
+
+    def wait(self) -> None:
+        """Wait until the GPU has done what was launched."""
+        if self._is_pending and self._end is not None:
+            self._end.synchronize()
+        self._is_pending = False
 
     def will_look(self, tensors: Sequence[Tensor]) -> LookedAt:
         """The tensors to be looked at."""
@@ -116,7 +130,8 @@ class Guard:
         """What :meth:`update_means` takes; None if it cannot."""
         if means[0].dtype != torch.float32:
             return None
-        return self._addresses.ask(self._kernels.update_means, [means, norms], weights)
+        numbers = [float(weight) for weight in weights]
+        return self._addresses.ask(self._kernels.update_means, [means, norms], numbers)
 
     def will_exchange(self, means: Sequence[Tensor], candidates: Sequence[Tensor]) -> int:
         """What :meth:`exchange` takes."""
@@ -136,7 +151,11 @@ class Guard:
         """Look, and give the step a number."""
         if self.answer.numel() <= len(looked_at.order):
             self._have_room_for(len(looked_at.order))
+        if self.step == MOST_STEPS:  # numbers of long ago come again
+            self.flag.zero_()
+            self.answer.zero_()
         self.step = self.step % MOST_STEPS + 1
+        self._is_pending = True
         first = 0
         for place in looked_at.tables:
             table = self._table(place)
@@ -176,14 +195,7 @@ class Guard:
         """Which numbers of the answer tell of the last step; the GPU is through with it."""
         if self._answered.value != self.step:
             return []
-        found = [place for place, n in enumerate(self.answer[1:].tolist()) if n == self.step]
-        self.reset()
-        return found
-
-    def reset(self) -> None:
-        """Forget what was found: another step may get the number of this one."""
-        self.flag.zero_()
-        self.answer.zero_()
+        return [place for place, n in enumerate(self.answer[1:].tolist()) if n == self.step]
 
 
 def may_guard(tensor: Tensor) -> bool:

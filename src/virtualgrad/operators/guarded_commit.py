@@ -10,15 +10,19 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from virtualgrad.operators.base import Commit, TakeBack
 from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.guard import Guard
 from virtualgrad.operators.running import Running, forget_compiled, renew_factors
 
-Commit = Callable[[], None]
+Write = Callable[[], None]
 
 
 def prepare_commit(guard: Guard, sites: Sequence[Running]) -> Commit:
-    """What makes the new running means of all sites that were reached, unless the flag is up."""
+    """What makes the new running means of all sites that were reached, unless the flag is up.
+
+    It returns what takes back that a site has an r, where it was the first for it, and not made.
+    """
     compiled = [site.compiled for site in sites if site.compiled is not None]
     reached = [site for site in sites if site.elements]
     by_rho: dict[float, list[Running]] = {}
@@ -28,19 +32,25 @@ def prepare_commit(guard: Guard, sites: Sequence[Running]) -> Commit:
     if compiled:
         writing.append(_take_candidates(guard, compiled))
 
-    def commit() -> None:
+    def commit() -> TakeBack:
         for write in writing:
             write()
         renew_factors(reached)
+        new = [site for site in sites if site.reached and not site.committed]
         for site in sites:
-            if site.reached:
-                site.committed = True
+            site.committed = site.committed or site.reached
             site.begin_anew()
+
+        def take_back() -> None:
+            for site in new:
+                site.committed = False
+
+        return take_back
 
     return commit
 
 
-def _update(guard: Guard, sites: Sequence[Running], rho: float) -> Commit:
+def _update(guard: Guard, sites: Sequence[Running], rho: float) -> Write:
     """The new r of eager passes; one by one where they do not lie as kernels want them."""
     norms: list[Tensor] = []
     alone: list[Running] = []
@@ -68,7 +78,7 @@ def _update(guard: Guard, sites: Sequence[Running], rho: float) -> Commit:
     return write
 
 
-def _take_candidates(guard: Guard, compiled: Sequence[Compiled]) -> Commit:
+def _take_candidates(guard: Guard, compiled: Sequence[Compiled]) -> Write:
     """What compiled passes have made of r, and what they count."""
     table = guard.will_exchange([kept.r for kept in compiled], [k.candidate for k in compiled])
 

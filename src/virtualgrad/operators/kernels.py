@@ -26,7 +26,6 @@ remains. A tile's first launch compiles it, about a second; Triton keeps the res
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -267,7 +266,7 @@ def _transform() -> Any:
     return transform
 
 
-@functools.cache
+@cache
 def _interpreted() -> bool:
     """Whether Triton runs kernels in its interpreter, on tensors of the CPU: the tests do."""
     return os.environ.get("TRITON_INTERPRET") == "1"
@@ -300,7 +299,7 @@ def is_usable(device: torch.device) -> bool:
 def _launches(device: torch.device) -> bool:
     """Try it with one small g: whatever is missing shows here, and not in a backward pass."""
     try:
-        g = torch.ones(1, 32, device=device)
+        g = torch.ones(1, 32, dtype=torch.float32, device=device)
         fused = Fused(g, 0, Tile(1, 32, 1, True))
         for _ in range(2):  # the second launch may go by what the first has left
             if not fused(g, g[0], None, Update(1, 0, 1, 3)).product.eq(0.5).all():

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from torch import Tensor
 
 from virtualgrad.operators.base import (
+    Commit,
     SiteState,
     StatefulOperator,
+    TakeBack,
     require_names,
     require_shape,
 )
@@ -122,7 +124,7 @@ class RunningMeans(StatefulOperator):
         self.epoch += 1
         commit_all(list(self.sites.kept.values()))
 
-    def guarded_commit(self, guard: Guard) -> Callable[[], None] | None:
+    def guarded_commit(self, guard: Guard) -> Commit | None:
         """The same, unless the GPU finds a NaN or an infinity.
 
         None on several processes, which decide together, and where users commit otherwise.
@@ -131,9 +133,9 @@ class RunningMeans(StatefulOperator):
             return None
         commit = prepare_commit(guard, list(self.sites.kept.values()))
 
-        def commit_guarded() -> None:
+        def commit_guarded() -> TakeBack:
             self.epoch += 1
-            commit()
+            return commit()
 
         return commit_guarded
 

@@ -109,7 +109,7 @@ class VirtualGradientDescent(Optimizer):
         self._mirrors = Mirrors() if mirrors is None else mirrors
         self._attachment = None
         self._newcomers = Newcomers(self.model)
-        self._unwaited = Unwaited()
+        self._unwaited = Unwaited(skips=nonfinite == "skip")
         groups = named_groups(params, named)
         checks.require_some(groups)
         super().__init__(groups, defaults)
@@ -306,9 +306,8 @@ class VirtualGradientDescent(Optimizer):
         that step: parameters and state are as they were before it.
         """
         found = self._unwaited.settle()
-        if found is None or (self.nonfinite == "skip" and not found.second_passes):
+        if found is None:
             return
-        self._transaction.rollback()
         if found.second_passes:
             raise second_passes_error(found.second_passes)
         raise nonfinite_error(found.places, is_late=True)

@@ -29,10 +29,10 @@ class GroupGradients(NamedTuple):
 
 
 def names_of(group: dict[str, Any], params: Iterable[Tensor]) -> list[str]:
-    """The names of some parameters of a group, in its order."""
-    some = {id(parameter) for parameter in params}
-    pairs = zip(group["param_names"], group["params"], strict=True)
-    return [name for name, parameter in pairs if id(parameter) in some]
+    """The names of parameters of a group, of which others may have taken out some since."""
+    pairs = zip(group["params"], group["param_names"], strict=False)
+    known = {id(parameter): name for parameter, name in pairs}
+    return [known.get(id(parameter), "a parameter that has left") for parameter in params]
 
 
 def gradients_of(groups: Iterable[dict[str, Any]]) -> list[GroupGradients]:

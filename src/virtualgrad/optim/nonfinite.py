@@ -75,7 +75,7 @@ def nonfinite_error(places: Sequence[str], *, is_late: bool = False) -> NonFinit
     return NonFiniteError.of(
         given=f"a NaN or infinite gradient at {where}{' in the last step' if is_late else ''}",
         allowed="finite gradients; parameters and state are as they were before "
-        f"{'it, and no step was made since' if is_late else 'this step'}",
+        f"{'it' if is_late else 'this step'}",
         todo="look at the inputs and the loss of this batch, lower lr or scale, or pass "
         "nonfinite='skip' to skip such steps",
     )

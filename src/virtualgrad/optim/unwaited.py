@@ -18,26 +18,29 @@ from torch import Tensor
 
 from virtualgrad.compiling import is_capturing
 from virtualgrad.operators import StatefulOperator
+from virtualgrad.operators.base import TakeBack
 from virtualgrad.operators.guard import Guard, may_guard
 from virtualgrad.optim.gradients import GroupGradients, names_of
 
 BuffersOf = Callable[[GroupGradients], Sequence[Tensor] | None]
 
 
-class Asked(NamedTuple):
-    """What was looked at in a step, in this order; the names of it are made if they are asked for.
+class Last(NamedTuple):
+    """What was looked at in the last step, in this order; names are made if they are asked for.
 
     Attributes:
         owners: parameter groups, and those of their parameters that had a gradient.
         sites: keys of the sites that were reached.
         counting: keys of the sites that tell of second passes through a graph.
         order: the place of the tensor behind each number of the answer.
+        take_back: what the host has noted of the commit.
     """
 
     owners: Sequence[tuple[dict[str, Any], Sequence[Tensor]]]
     sites: Sequence[str]
     counting: Sequence[str]
     order: Sequence[int]
+    take_back: TakeBack
 
 
 class Found(NamedTuple):
@@ -53,12 +56,16 @@ class Found(NamedTuple):
 
 
 class Unwaited:
-    """The steps of one optimizer, and what the last of them has met, while nobody has asked."""
+    """The steps of one optimizer, and what the last of them has met, while nobody has asked.
 
-    def __init__(self) -> None:
+    Args:
+        skips: whether nobody wants to be told of a step that was not made.
+    """
+
+    def __init__(self, *, skips: bool = False) -> None:
         self._guard: Guard | None = None
-        self._last: Asked | None = None
-        self._end: Any = None  # an event behind the last step
+        self._last: Last | None = None
+        self._skips = skips
 
     def step(
         self, gradients: Sequence[GroupGradients], operator: StatefulOperator, buffers_of: BuffersOf
@@ -117,42 +124,33 @@ class Unwaited:
                 momentum=group["momentum"],
                 weight_decay=group["weight_decay"],
             )
-        commit()
+        take_back = commit()
         owners = [(each.group, each.params) for each in gradients]  # not the gradients
         sites, counting = [key for key, _ in witnesses], [key for key, _ in counts]
-        self._last = Asked(owners, sites, counting, looked_at.order)
-        if guard.device.type == "cuda":
-            if self._end is None:
-                self._end = torch.cuda.Event()
-            self._end.record(torch.cuda.current_stream(guard.device))
+        self._last = Last(owners, sites, counting, looked_at.order, take_back)
         return True
 
     def settle(self) -> Found | None:
-        """Wait for the last step; what it has met, and so was not made for; None: nothing."""
+        """Wait for the last step; what it has met, and was not made for, if that is to be told."""
         last, guard = self._last, self._guard
         if last is None or guard is None or is_capturing():  # who captures a graph cannot wait
             return None
-        self._wait()
+        self._last = None
+        guard.wait()
         met = sorted(last.order[number] for number in guard.met())
         if not met:
             return None
+        last.take_back()
         params = [name for group, some in last.owners for name in names_of(group, some)]
         names = [*params, *last.sites, *last.counting]
         counting = len(params) + len(last.sites)
         sites = [names[place] for place in met if len(params) <= place < counting]
         second = [names[place] for place in met if place >= counting]
-        return Found(sites or [names[met[0]]], second)
+        return None if self._skips and not second else Found(sites or [names[met[0]]], second)
 
     def forget(self) -> None:
         """What the last step has met does not matter any more."""
-        if self._last is not None and self._guard is not None:
-            self._wait()
-            self._guard.reset()
-
-    def _wait(self) -> None:
         self._last = None
-        if self._end is not None:
-            self._end.synchronize()
 
 
 def _may_be_unwaited(gradients: Sequence[GroupGradients]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from statistics import fmean
 from typing import Any
 
@@ -45,18 +46,15 @@ def _try(
     batches: Sequence[Any],
 ) -> float:
     optimizer = make()
+    attached = optimizer if isinstance(optimizer, SVGD) else nullcontext()
     try:
-        with random_numbers_kept(twin, batches[0]), torch.enable_grad():
+        with attached, random_numbers_kept(twin, batches[0]), torch.enable_grad():
             for batch in batches:
                 optimizer.zero_grad()
                 loss_of(twin, loss_fn, batch).backward()
                 optimizer.step()
-        if isinstance(optimizer, SVGD):
-            optimizer.settle()
-        after = loss_before(twin, loss_fn, batches)
+            if isinstance(optimizer, SVGD):
+                optimizer.settle()
+        return loss_before(twin, loss_fn, batches)
     except NonFiniteError:
         return math.inf
-    finally:
-        if isinstance(optimizer, SVGD):
-            optimizer.detach()
-    return after
