@@ -62,11 +62,11 @@ def test_addresses_and_layouts(device: str) -> None:
     assert told([], in_cpp=True)[1] == []
 
 
-@pytest.mark.parametrize("in_cpp", [True, False])
-def test_what_is_more_than_its_memory_is_not_taken(in_cpp: bool) -> None:
+@pytest.mark.parametrize("by_cpp", [True, False])
+def test_what_is_more_than_its_memory_is_not_taken(by_cpp: bool) -> None:
     plain = torch.randn(3)
     two: Any = TwoTensor(plain, torch.randn(3))  # type: ignore[no-untyped-call]
-    assert told([plain, two], in_cpp=in_cpp)[0] is None
+    assert told([plain, two], in_cpp=by_cpp)[0] is None
     complex_numbers = torch.randn(3, dtype=torch.complex64).conj()
     for other in (
         torch.randn(3).to_mkldnn(),
@@ -75,17 +75,17 @@ def test_what_is_more_than_its_memory_is_not_taken(in_cpp: bool) -> None:
         complex_numbers.imag,  # its memory has the other sign
         torch._efficientzerotensor(3),
     ):
-        assert told([plain, other], in_cpp=in_cpp)[0] is None
+        assert told([plain, other], in_cpp=by_cpp)[0] is None
 
 
-@pytest.mark.parametrize("in_cpp", [True, False])
-def test_numbers_are_float64_and_have_a_layout_of_their_own(in_cpp: bool) -> None:
+@pytest.mark.parametrize("by_cpp", [True, False])
+def test_numbers_are_float64_and_have_a_layout_of_their_own(by_cpp: bool) -> None:
     tensor = torch.randn(3)
     numbers = [0.1, -0.0, 1e300]
-    layout, written = told([tensor, *numbers], in_cpp=in_cpp)
+    layout, written = told([tensor, *numbers], in_cpp=by_cpp)
     assert torch.tensor(written[1:]).view(torch.float64).tolist() == numbers
-    assert told([tensor, 1.0, 2.0, 3.0], in_cpp=in_cpp)[0] == layout
-    assert told([1.0, tensor, 2.0, 3.0], in_cpp=in_cpp)[0] != layout
+    assert told([tensor, 1.0, 2.0, 3.0], in_cpp=by_cpp)[0] == layout
+    assert told([1.0, tensor, 2.0, 3.0], in_cpp=by_cpp)[0] != layout
 
 
 def test_what_cannot_be_written_is_refused() -> None:

@@ -12,8 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from virtualgrad import SVGD, native
 from virtualgrad.operators.numbers import add_to_all, multiply_all
 
-pytestmark = pytest.mark.usefixtures("in_cpp")
-
 SIZES = [(1,), (3,), (8,), (31,), (64,), (257,), (4, 5, 6), (0,)]
 RHO, WEIGHT, EPS = 0.9, 0.0123, 1e-6
 
@@ -23,7 +21,7 @@ def library() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def known_here() -> None:
+def known_here(in_cpp: None) -> None:
     if library().rounds_once() is None:
         pytest.skip("this torch rounds as C++ does not: its ops stay")
 
