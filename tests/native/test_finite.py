@@ -73,3 +73,16 @@ def test_one_that_is_not(dtype: torch.dtype, number: float, device: str) -> None
 )
 def test_others_are_left_to_python(some: list[Tensor]) -> None:
     assert looked_at_by_cpp(some) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_many_numbers(dtype: torch.dtype) -> None:
+    """Of which the sum is asked first: it may overflow where no number does."""
+    many = torch.full((300, 500), torch.finfo(dtype).max, dtype=dtype)
+    assert many.sum().isinf()
+    assert looked_at_by_cpp([many]).tolist() == [0]
+    for numbers in ([float("nan")], [float("inf")], [float("inf"), -float("inf")]):
+        for at in (0, 149_998):
+            spoilt = torch.randn(300, 500, dtype=dtype)
+            spoilt.view(-1)[at : at + len(numbers)] = torch.tensor(numbers, dtype=dtype)
+            assert looked_at_by_cpp([spoilt]).tolist() == [1]

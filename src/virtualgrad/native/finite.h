@@ -10,6 +10,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -47,7 +48,13 @@ VIRTUALGRAD_WIDE bool are_finite(const void* numbers, int64_t size) {
 inline std::optional<bool> is_finite_on_cpu(const Tensor& tensor) {
   if (!tensor.is_non_overlapping_and_dense()) return std::nullopt;
   const auto* const numbers = tensor.const_data_ptr();
-  switch (tensor.scalar_type()) {
+  const auto dtype = tensor.scalar_type();
+  if (tensor.numel() >= 2 * FEW && (dtype == at::kFloat || dtype == at::kDouble)) {
+    // Whatever is added to a NaN or an infinity is none of the finite numbers; torch adds in several
+    // threads, each of which has a part of a gradient in its cache.
+    if (std::isfinite(at::sum(tensor).item<double>())) return true;
+  }
+  switch (dtype) {
     case at::kFloat: return are_finite<float, uint32_t>(numbers, tensor.numel());
     case at::kDouble: return are_finite<double, uint64_t>(numbers, tensor.numel());
     case at::kHalf: return are_finite<at::Half, uint16_t>(numbers, tensor.numel());
@@ -72,6 +79,7 @@ inline MaybeTensor look(const std::vector<Tensor>& tensors) {
   py::gil_scoped_release others_may_run;
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   if (device.is_cpu()) {
+    const at::AutoDispatchBelowADInplaceOrView unrecorded;
     for (const auto& each : tensors) {
       const auto finite = is_finite_on_cpu(each);
       if (!finite) return std::nullopt;
