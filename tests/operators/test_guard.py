@@ -10,8 +10,9 @@ import torch
 from interpreted import needs_triton, run_checks
 from torch import Tensor
 
-from virtualgrad.operators.addresses import MOST_KEPT, NUMBERS
+from virtualgrad.operators.addresses import MOST_KEPT
 from virtualgrad.operators.guard import MOST_STEPS, Guard
+from virtualgrad.operators.walks import NUMBERS
 
 SHAPES = [(1,), (3, 5), (0,), (NUMBERS,), (2 * NUMBERS + 1,), (8, 4, 3, 3), (1, 1)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -4,7 +4,7 @@
 
 The host launches both, and goes on to the next step; it reads the answer when that is launched.
 :mod:`.guarded_kernel` has the kernels. A step first says what it is about to look at and to write
-(:class:`Table` of :mod:`.addresses`), so that addresses travel once, and only then does it.
+(:class:`~virtualgrad.operators.walks.Table`), so that addresses travel once, and only then does it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from virtualgrad.operators import kernels
-from virtualgrad.operators.addresses import Addresses, Table, on_host
+from virtualgrad.operators.addresses import Addresses, on_host
+from virtualgrad.operators.walks import Table
 
 DTYPE_OF = operator.attrgetter("dtype")
 MOST_STEPS = 2**20
