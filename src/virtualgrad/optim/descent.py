@@ -109,7 +109,7 @@ class VirtualGradientDescent(Optimizer):
         self._mirrors = Mirrors() if mirrors is None else mirrors
         self._attachment = None
         self._newcomers = Newcomers(self.model)
-        self._unwaited = Unwaited(skips=nonfinite == "skip")
+        self._unwaited = Unwaited()
         groups = named_groups(params, named)
         checks.require_some(groups)
         super().__init__(groups, defaults)
@@ -314,6 +314,7 @@ class VirtualGradientDescent(Optimizer):
 
     def _step_unwaited(self, gradients: list[GroupGradients]) -> bool:
         """Make a step that the GPU decides on; False if it must be made otherwise."""
+        self._unwaited.skips = self.nonfinite == "skip"
         return self._unwaited.step(gradients, self._transaction, self._buffers_of)
 
     def _buffers_of(self, gradients: GroupGradients) -> list[Tensor] | None:

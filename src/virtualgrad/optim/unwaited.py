@@ -58,14 +58,14 @@ class Found(NamedTuple):
 class Unwaited:
     """The steps of one optimizer, and what the last of them has met, while nobody has asked.
 
-    Args:
+    Attributes:
         skips: whether nobody wants to be told of a step that was not made.
     """
 
-    def __init__(self, *, skips: bool = False) -> None:
+    def __init__(self) -> None:
+        self.skips = False
         self._guard: Guard | None = None
         self._last: Last | None = None
-        self._skips = skips
 
     def step(
         self, gradients: Sequence[GroupGradients], operator: StatefulOperator, buffers_of: BuffersOf
@@ -146,7 +146,7 @@ class Unwaited:
         counting = len(params) + len(last.sites)
         sites = [names[place] for place in met if len(params) <= place < counting]
         second = [names[place] for place in met if place >= counting]
-        return None if self._skips and not second else Found(sites or [names[met[0]]], second)
+        return None if self.skips and not second else Found(sites or [names[met[0]]], second)
 
     def forget(self) -> None:
         """What the last step has met does not matter any more."""
