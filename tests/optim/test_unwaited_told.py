@@ -152,6 +152,19 @@ def a_first_step_leaves_no_trace(device: str) -> None:
     assert not optimizer.state_dict()["state"]
 
 
+def the_choice_may_change(device: str) -> None:
+    model = network(device)
+    optimizer = SVGD.released(model, 0.1, 0.01)
+    for choice in ("skip", "raise", "skip"):
+        optimizer.nonfinite = choice
+        pass_through(model, optimizer, batch(0, device) * torch.nan)
+        optimizer.step()
+        if choice == "raise":
+            with pytest.raises(NonFiniteError, match="in the last step"):
+                optimizer.settle()
+        optimizer.settle()
+
+
 def names_are_those_of_then(device: str) -> None:
     model = network(device)
     optimizer = SVGD.released(model, 0.1, 0.01)
@@ -233,6 +246,7 @@ SCENES: dict[str, Any] = {
         whatever_the_defaults,
         nothing_else_is_lost,
         a_first_step_leaves_no_trace,
+        the_choice_may_change,
         names_are_those_of_then,
         numbers_of_others,
         a_failure_is_waited_for,
