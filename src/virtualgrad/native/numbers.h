@@ -180,8 +180,8 @@ inline bool sums_as_torch(at::IntArrayRef sizes, at::IntArrayRef axes) {
   const auto numel = c10::multiply_integers(sizes);
   if (numel == 0 || numel >= FEW) return false;
   static std::map<std::pair<std::vector<int64_t>, size_t>, bool> known;  // the GIL is held
-  const auto [found, is_new] = known.try_emplace({sizes.vec(), axes.size()}, true);
-  if (!is_new) return found->second;
+  const std::pair key{sizes.vec(), axes.size()};
+  if (const auto found = known.find(key); found != known.end()) return found->second;
   const at::AutoDispatchBelowADInplaceOrView unrecorded;
   constexpr int64_t COLUMNS = 2048, NUMBERS = 1 << 17;
   for (int64_t columns = 0, numbers = 0; columns < COLUMNS && numbers < NUMBERS; numbers += numel) {
@@ -190,10 +190,10 @@ inline bool sums_as_torch(at::IntArrayRef sizes, at::IntArrayRef axes) {
     auto out = at::empty_like(expected);
     sum_squares_of_columns(out.data_ptr<float>(), g.const_data_ptr<float>(),
                            numel / expected.numel(), expected.numel());
-    if (!are_same(out, expected)) return found->second = false;
+    if (!are_same(out, expected)) return known[key] = false;
     columns += expected.numel();
   }
-  return true;
+  return known[key] = true;  // not before: torch may have failed on the way
 }
 
 // f g, of m rows.
