@@ -165,6 +165,7 @@ def test_training(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
         return Noting()
 
     with monkeypatch.context() as patch:
+        patch.setattr("virtualgrad.optim.descent.step_on_cpu", lambda *_, **__: False)
         patch.setattr("virtualgrad.operators.running.built", noting)
         model = network()
         ours = trained(model, SVGD(model, 0.1, **options))

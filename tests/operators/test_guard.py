@@ -18,6 +18,7 @@ SHAPES = [(1,), (3, 5), (0,), (NUMBERS,), (2 * NUMBERS + 1,), (8, 4, 3, 3), (1, 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LR, MOMENTUM, DECAY, RHO = 0.3, 0.7, 0.1, 0.9
+FACTORS = [None, (1.0, 1e-6), (0.3, 1e-2)]
 
 
 def made(device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
@@ -112,25 +113,34 @@ def compare_look(device: str, dtype: torch.dtype) -> None:
     assert met([tensors[1]]) == []  # and the first one again
 
 
-def compare_means(device: str) -> None:
+def compare_means(device: str, factor_of: tuple[float, float] | None) -> None:
     means, norms = made(device), made(device, seed=1)
+    means = [r.abs() for r in means]
+    factors = [torch.rsqrt(r + 1) for r in means] if factor_of else []
     weights = [0.1 * (place + 1) for place in range(len(means))]
-    before = [r.clone() for r in means]
+    before = [r.clone() for r in (*means, *factors)]
     guard = Guard(means[0].device)
 
     def update(*, is_up: bool) -> None:
         guard.begin()
-        table = guard.will_update(means, norms, weights)
+        table = guard.will_update(means, norms, weights, factors)
         assert table is not None
         begin(guard, is_up=is_up)
-        guard.update_means(table, RHO)
+        guard.update_means(table, RHO, factor_of)
 
     update(is_up=True)
-    assert all(map(torch.equal, means, before))
+    assert all(map(torch.equal, [*means, *factors], before))
     update(is_up=False)
-    torch._foreach_mul_(before, RHO)
-    torch._foreach_addcmul_(before, norms, norms, weights)
-    same(means, before)
+    expected = before[: len(means)]
+    torch._foreach_mul_(expected, RHO)
+    torch._foreach_addcmul_(expected, norms, norms, weights)
+    same(means, expected)
+    if factor_of is not None:
+        scale, eps = factor_of
+        torch._foreach_add_(expected, eps)
+        torch._foreach_rsqrt_(expected)
+        torch._foreach_mul_(expected, scale)
+        same(factors, expected)
 
 
 def compare_exchange(device: str) -> None:
@@ -216,7 +226,8 @@ def check_look(dtype):
 
 
 def check_means_and_exchange():
-    compare_means("cpu")
+    for factor_of in FACTORS:
+        compare_means("cpu", factor_of)
     compare_exchange("cpu")
 
 
@@ -249,7 +260,8 @@ def test_look_on_a_gpu(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @on_gpu
 def test_means_exchange_and_refusals_on_a_gpu() -> None:
-    compare_means("cuda")
+    for factor_of in FACTORS:
+        compare_means("cuda", factor_of)
     compare_exchange("cuda")
     compare_refusals("cuda")
     compare_unaligned("cuda")

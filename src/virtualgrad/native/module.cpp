@@ -4,11 +4,13 @@
 #include "commit.h"
 #include "finite.h"
 #include "forward.h"
+#include "guarded.h"
 #include "launches.h"
 #include "layers.h"
 #include "norms.h"
 #include "recipes.h"
 #include "sequence.h"
+#include "step_on_cpu.h"
 #include "transform.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -24,4 +26,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   virtualgrad::show_transform(module);
   virtualgrad::show_forward(module);
   virtualgrad::show_sequences(module);
+  virtualgrad::show_steps(module);
+  virtualgrad::show_guarded_steps(module);
 }

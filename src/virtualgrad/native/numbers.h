@@ -44,6 +44,11 @@ struct Numbers {
   float rho, weight, eps, s;
 };
 
+inline Numbers numbers_of(double rho, double weight, double eps, double s) {
+  return {static_cast<float>(rho), static_cast<float>(weight), static_cast<float>(eps),
+          static_cast<float>(s)};
+}
+
 // r <- rho r + w N^2, with one rounding for the product with N and the sum.
 VIRTUALGRAD_FUSED inline void renew_fused(float* out, const float* r, const float* norm,
                                           int64_t size, Numbers by) {

@@ -67,7 +67,8 @@ class Addresses:
         device: theirs.
 
     Attributes:
-        given: the addresses, where kernels read them.
+        staged, sent: room for them on the host and on the device.
+        given: the one of the two from which kernels read.
         tables: of what was asked for, in this order; None where its kernel does not take it.
     """
 
@@ -78,10 +79,10 @@ class Addresses:
         self.forget()
 
     def _have_room_for(self, length: int) -> None:
-        self._staged = on_host(length, torch.int64, self._device)
-        self.given = self._staged
-        self._sent = torch.zeros(length, dtype=torch.int64, device=self._device)
-        self._both = self._sent[:0], self._staged[:0]
+        self.staged = on_host(length, torch.int64, self._device)
+        self.given = self.staged
+        self.sent = torch.zeros(length, dtype=torch.int64, device=self._device)
+        self._both = self.sent[:0], self.staged[:0]
 
     def forget(self) -> None:
         """Forget what was asked for, and the tensors."""
@@ -112,9 +113,9 @@ class Addresses:
         The host does not wait.
         """
         length = len(self._all)
-        if length > self._staged.numel():
+        if length > self.staged.numel():
             self._have_room_for(2 * length)
-        layout = _write(self._all, self._staged)
+        layout = _write(self._all, self.staged)
         if layout is None:
             return False
         key = (layout, *[(id(kernel), lists, length) for kernel, lists, length in self._asked])
@@ -126,12 +127,12 @@ class Addresses:
         self._known[key] = plan
         self.tables = plan.tables
         if plan.is_small:
-            self.given = self._staged
+            self.given = self.staged
             return True
-        self.given = self._sent
+        self.given = self.sent
         to, staged = self._both
         if len(to) != length:
-            to, staged = self._both = self._sent[:length], self._staged[:length]
+            to, staged = self._both = self.sent[:length], self.staged[:length]
         to.copy_(staged, non_blocking=True)
         return True
 

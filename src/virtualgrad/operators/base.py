@@ -98,6 +98,16 @@ class StatefulOperator(ABC):
         """
         return None
 
+    def plain_sites(self) -> dict[str, Any] | None:
+        """What is kept at each site, where a step in C++ may commit it; else None.
+
+        (:mod:`virtualgrad.optim.native_steps`; :meth:`note_commit` is to follow.)
+        """
+        return None
+
+    def note_commit(self) -> None:  # noqa: B027 - most count none
+        """Be told that all was committed by others."""
+
     def witnesses(self) -> list[tuple[str, Tensor]]:
         """(site key, a tensor that is finite if every g there was), in the order of backward."""
         return []
@@ -138,6 +148,9 @@ class _Stateless(StatefulOperator):
 
     def guarded_commit(self, guard: Any) -> Commit:
         return lambda: self.rollback  # of nothing
+
+    def plain_sites(self) -> dict[str, Any]:
+        return {}
 
     def rollback(self) -> None:
         pass

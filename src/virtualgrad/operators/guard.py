@@ -17,8 +17,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from virtualgrad.native import built
 from virtualgrad.operators import kernels
 from virtualgrad.operators.addresses import Addresses, on_host
+from virtualgrad.operators.finite import PLAIN
+from virtualgrad.operators.native_launches import STREAM_ON
 from virtualgrad.operators.walks import Table
 
 DTYPE_OF = operator.attrgetter("dtype")
@@ -77,6 +80,9 @@ class Guard:
         self._have_room_for(1)
         self.step = 0.0
         self._addresses = Addresses(device)
+        self._launched: list[tuple[Table, tuple[bool, ...]]] = []
+        library = built() if device.type == "cuda" else None
+        self._in_cpp: Any = None if library is None else library.GuardedSteps(PLAIN)
         self._end: Any = None  # an event behind what was launched last
         self._is_pending = False
 
@@ -91,6 +97,7 @@ class Guard:
         """Begin a step; the GPU is through with what it reads for the one before."""
         self.wait()
         self._addresses.forget()
+        self._launched.clear()
 
     def end(self) -> None:
         """End what began, also where it failed; a step's tensors are let go."""
@@ -126,13 +133,18 @@ class Guard:
         return Descent(self._addresses.ask(self._kernels.descend, lists), params, buffers)
 
     def will_update(
-        self, means: Sequence[Tensor], norms: Sequence[Tensor], weights: Sequence[float]
+        self,
+        means: Sequence[Tensor],
+        norms: Sequence[Tensor],
+        weights: Sequence[float],
+        factors: Sequence[Tensor] = (),
     ) -> int | None:
         """What :meth:`update_means` takes; None if it cannot."""
         if means[0].dtype != torch.float32:
             return None
         numbers = [float(weight) for weight in weights]
-        return self._addresses.ask(self._kernels.update_means, [means, norms], numbers)
+        lists = [means, norms, *([factors] if factors else [])]
+        return self._addresses.ask(self._kernels.update_means, lists, numbers)
 
     def will_exchange(self, means: Sequence[Tensor], candidates: Sequence[Tensor]) -> int:
         """What :meth:`exchange` takes."""
@@ -152,16 +164,20 @@ class Guard:
         """Look, and give the step a number."""
         if self.answer.numel() <= len(looked_at.order):
             self._have_room_for(len(looked_at.order))
+        self._number()
+        first = 0
+        for place in looked_at.tables:
+            table = self._table(place)
+            table.launch(self._addresses.given, (self.flag, self.answer), (self.step, first))
+            self._launched.append((table, ()))
+            first += table.length
+
+    def _number(self) -> None:
         if self.step == MOST_STEPS:  # numbers of long ago come again
             self.flag.zero_()
             self.answer.zero_()
         self.step = self.step % MOST_STEPS + 1
         self._is_pending = True
-        first = 0
-        for place in looked_at.tables:
-            table = self._table(place)
-            table.launch(self._addresses.given, (self.flag, self.answer), (self.step, first))
-            first += table.length
 
     def descend(self, descent: Descent, *, lr: float, momentum: float, weight_decay: float) -> None:
         """Decoupled weight decay and descent, as in ``optim/update.py``, to the same bits."""
@@ -170,9 +186,19 @@ class Guard:
         # autograd sees that they have changed, where a graph of before this step needs them
         torch.autograd.graph.increment_version([*descent.params, *descent.buffers])
 
-    def update_means(self, table: int, rho: float) -> None:
-        """New r = rho r + weight N^2, at several sites."""
-        self._launch(table, (float(rho),))
+    def update_means(
+        self, table: int, rho: float, factor_of: tuple[float, float] | None = None
+    ) -> None:
+        """New r = rho r + weight N^2, at several sites, and f = s / sqrt(r + eps), if it is made.
+
+        Args:
+            table: of them.
+            rho: of them all.
+            factor_of: s and eps; None where no factors were announced.
+        """
+        scale, eps = factor_of or (1.0, 0.0)
+        numbers = (float(rho), float(eps), float(scale))
+        self._launch(table, numbers, factor_of is not None)
 
     def exchange(self, table: int) -> None:
         """New r = candidate; where the step is not made, candidate = r."""
@@ -189,6 +215,40 @@ class Guard:
         table = self._table(place)
         others = (self.step, *numbers, table.length)
         table.launch(self._addresses.given, (self.flag,), others, options)
+        self._launched.append((table, options))
+
+    # ------------------------------------------------------------------ the same again, in C++
+
+    def step_again(self, groups: list[dict[str, Any]], sites: dict[str, Any]) -> Any:
+        """Do all of it by C++, if a step with tensors that are laid out alike was made before.
+
+        Args:
+            groups: of parameters.
+            sites: what is kept for each of them.
+
+        Returns:
+            (groups and those of their parameters that had a gradient, keys of the sites that were
+            reached, sites that had no r before, how many tensors were looked at); None, and nothing
+            was done, where Python is to make the step.
+        """
+        if self._in_cpp is None or self.device.index != torch.cuda.current_device():
+            return None
+        self.begin()
+        try:
+            self._number()
+            room = self._addresses.staged, self._addresses.sent
+            of_step = self.flag, self.answer, self.step, STREAM_ON(self.device.index)
+            done = self._in_cpp.step(groups, sites, *room, *of_step)
+            self._is_pending = done is not None
+            return done
+        finally:
+            self.end()
+
+    def learn(self) -> None:
+        """Have C++ do again what was launched, in steps that are laid out alike."""
+        walked = [table.in_cpp(options) for table, options in self._launched]
+        if self._in_cpp is not None and all(each is not None for each in walked):
+            self._in_cpp.learn(walked, self._addresses.given is self._addresses.staged)
 
     # ------------------------------------------------------------------ what came of it
 

@@ -16,6 +16,7 @@ from virtualgrad.operators.guard import Guard
 from virtualgrad.operators.running import Running, forget_compiled, renew_factors
 
 Write = Callable[[], None]
+FactorOf = tuple[float, float] | None
 
 
 def prepare_commit(guard: Guard, sites: Sequence[Running]) -> Commit:
@@ -24,18 +25,17 @@ def prepare_commit(guard: Guard, sites: Sequence[Running]) -> Commit:
     It returns what takes back that a site has an r, where it was the first for it, and not made.
     """
     compiled = [site.compiled for site in sites if site.compiled is not None]
-    reached = [site for site in sites if site.elements]
-    by_rho: dict[float, list[Running]] = {}
-    for site in reached:
-        by_rho.setdefault(site.rho, []).append(site)
-    writing = [_update(guard, group, rho) for rho, group in by_rho.items()]
+    alike: dict[tuple[float, FactorOf], list[Running]] = {}
+    for site in sites:
+        if site.elements:
+            alike.setdefault((site.rho, site.factor_of), []).append(site)
+    writing = [_update(guard, group, *numbers) for numbers, group in alike.items()]
     if compiled:
         writing.append(_take_candidates(guard, compiled))
 
     def commit() -> TakeBack:
         for write in writing:
             write()
-        renew_factors(reached)
         new = [site for site in sites if site.reached and not site.committed]
         for site in sites:
             site.committed = site.committed or site.reached
@@ -50,7 +50,7 @@ def prepare_commit(guard: Guard, sites: Sequence[Running]) -> Commit:
     return commit
 
 
-def _update(guard: Guard, sites: Sequence[Running], rho: float) -> Write:
+def _update(guard: Guard, sites: Sequence[Running], rho: float, factor_of: FactorOf) -> Write:
     """The new r of eager passes; one by one where they do not lie as kernels want them."""
     norms: list[Tensor] = []
     alone: list[Running] = []
@@ -64,16 +64,18 @@ def _update(guard: Guard, sites: Sequence[Running], rho: float) -> Write:
     table = None
     if together:
         means, weights = [site.r for site in together], [site.weight for site in together]
-        table = guard.will_update(means, norms, weights)
+        factors = [site.factor for site in together if site.factor is not None and factor_of]
+        table = guard.will_update(means, norms, weights, factors)
 
     def write() -> None:
         if table is not None and guard.takes(table):
-            guard.update_means(table, rho)
+            guard.update_means(table, rho, factor_of)
             others = alone
         else:
             others = list(sites)
         for site in others:
             site.r.copy_(guard.choose(site.updated(), site.r))
+        renew_factors(others)
 
     return write
 

@@ -115,11 +115,17 @@ def update_means(  # noqa: PLR0917 - as above
     begin,
     step,
     rho,
+    eps,
+    scale,
     count,
+    HAS_FACTORS: tl.constexpr,
     NUMBERS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # pragma: no cover - as above
-    """R <- rho r + weight N^2, N the root of the sum of squares; weights lie behind addresses."""
+    """R <- rho r + weight N^2, N the root of the sum of squares; f <- scale / sqrt(r + eps).
+
+    Behind the addresses of r, N and, if it is made, f lie the weights.
+    """
     if tl.load(flag) != step:
         tensor, at, inside = part_of(sizes, parts, NUMBERS)
         mean = tensor_at(addresses, begin + tensor, like, ALIGNED) + at
@@ -127,9 +133,13 @@ def update_means(  # noqa: PLR0917 - as above
             tensor_at(addresses, begin + count + tensor, like, ALIGNED) + at, mask=inside
         )
         r = tl.load(mean, mask=inside)
-        number = tl.load(addresses + begin + 2 * count + tensor)
+        number = tl.load(addresses + begin + (3 if HAS_FACTORS else 2) * count + tensor)
         weight = number.to(tl.float64, bitcast=True).to(tl.float32)
-        tl.store(mean, tl.fma(weight, norm * norm, r * rho), mask=inside)
+        r = tl.fma(weight, norm * norm, r * rho)
+        tl.store(mean, r, mask=inside)
+        if HAS_FACTORS:
+            factor = tensor_at(addresses, begin + 2 * count + tensor, like, ALIGNED) + at
+            tl.store(factor, tl.rsqrt(r + eps) * scale, mask=inside)
 
 
 @triton.jit(do_not_specialize=["begin", "count"])

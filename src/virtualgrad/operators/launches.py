@@ -124,6 +124,10 @@ class Launch:
             kernel = self._in_cpp.get(kind) if is_aligned else None
             _record.steps.append(Launched(kernel, tensors, others))
 
+    def in_cpp(self, kind: Hashable) -> Any:
+        """The kernel of C++ for launches of a kind that there were; None if there is none."""
+        return self._in_cpp.get(kind)
+
     def _keep(self, kind: Hashable, compiled: Any) -> None:
         """Have a compiled kernel for the next launch of its kind."""
         kernel = self._in_cpp[kind] = native_kernel(compiled, self._grid)

@@ -124,12 +124,19 @@ class RunningMeans(StatefulOperator):
         self.epoch += 1
         commit_all(list(self.sites.kept.values()))
 
-    def guarded_commit(self, guard: Guard) -> Commit | None:
-        """The same, unless the GPU finds a NaN or an infinity.
-
-        None on several processes, which decide together, and where users commit otherwise.
-        """
+    def plain_sites(self) -> dict[str, Running] | None:
+        """All sites; None on several processes, which go on together, and for users' commits."""
         if self.ranks is not None or type(self).commit is not RunningMeans.commit:
+            return None
+        return self.sites.kept
+
+    def note_commit(self) -> None:
+        """Count a commit that others have made."""
+        self.epoch += 1
+
+    def guarded_commit(self, guard: Guard) -> Commit | None:
+        """The same, unless the GPU finds a NaN or an infinity; None as for :meth:`plain_sites`."""
+        if self.plain_sites() is None:
             return None
         commit = prepare_commit(guard, list(self.sites.kept.values()))
 

@@ -68,6 +68,12 @@ class Table(NamedTuple):
         numbers = (self.begin, *others, *options, NUMBERS, walk.is_aligned)
         walk.launch(tensors, numbers, (options, walk.is_aligned), ())
 
+    def in_cpp(self, options: tuple[bool, ...]) -> tuple[Any, ...] | None:
+        """What C++ goes by to do such a launch again; None where Triton is to launch."""
+        walk = self.walk
+        kernel = walk.launch.in_cpp((options, walk.is_aligned))
+        return None if kernel is None else (kernel, walk.sizes, walk.parts, walk.like, self.begin)
+
 
 def walk_over(kernel: Any, lists: Lists, device: torch.device) -> Walk | None:
     """The walk over tensors of this layout; None if the kernel does not take them."""

@@ -26,6 +26,7 @@ from virtualgrad.optim.attaching import attach, detach_at_the_end
 from virtualgrad.optim.gradients import GroupGradients, gradients_of
 from virtualgrad.optim.groups import Numbering, Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
+from virtualgrad.optim.native_steps import step_on_cpu
 from virtualgrad.optim.newcomers import Newcomers
 from virtualgrad.optim.nonfinite import GradientCheck, nonfinite_error
 from virtualgrad.optim.occupied import occupy, require_free
@@ -237,8 +238,12 @@ class VirtualGradientDescent(Optimizer):
         self._look_at_groups(is_late=True)
         self.settle()
         looks = self.nonfinite != "ignore"
-        gradients = gradients_of(self.param_groups)
+        self._unwaited.skips = self.nonfinite == "skip"
         is_scaled = vars(self).get("found_inf") is not None
+        if not is_scaled and self._step_in_cpp(looks=looks):
+            attachment.intercept.end_step(committed=True)
+            return loss
+        gradients = gradients_of(self.param_groups)
         if looks and not is_scaled and self._step_unwaited(gradients):
             attachment.intercept.end_step(committed=True)
             return loss
@@ -314,8 +319,13 @@ class VirtualGradientDescent(Optimizer):
 
     def _step_unwaited(self, gradients: list[GroupGradients]) -> bool:
         """Make a step that the GPU decides on; False if it must be made otherwise."""
-        self._unwaited.skips = self.nonfinite == "skip"
         return self._unwaited.step(gradients, self._transaction, self._buffers_of)
+
+    def _step_in_cpp(self, *, looks: bool) -> bool:
+        """Make a step without Python; False, and nothing was done, if it must be made otherwise."""
+        if looks and self._unwaited.step_again(self.param_groups, self._transaction):
+            return True
+        return step_on_cpu(self.param_groups, self._transaction, looks=looks)
 
     def _buffers_of(self, gradients: GroupGradients) -> list[Tensor] | None:
         """The buffers of momentum of a group; None if the first step has yet to make one."""

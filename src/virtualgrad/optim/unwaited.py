@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from virtualgrad.compiling import is_capturing
+from virtualgrad.native import built
 from virtualgrad.operators import StatefulOperator
 from virtualgrad.operators.base import TakeBack
 from virtualgrad.operators.guard import Guard, may_guard
@@ -128,6 +129,31 @@ class Unwaited:
         owners = [(each.group, each.params) for each in gradients]  # not the gradients
         sites, counting = [key for key, _ in witnesses], [key for key, _ in counts]
         self._last = Last(owners, sites, counting, looked_at.order, take_back)
+        guard.learn()
+        return True
+
+    def step_again(self, groups: list[dict[str, Any]], operator: StatefulOperator) -> bool:
+        """Make a step by C++ as one was made before; False, and nothing was done, if it cannot.
+
+        Args:
+            groups: of parameters.
+            operator: T, with what backward passes have brought to it.
+        """
+        guard = self._guard
+        if guard is None or torch.compiler.is_compiling() or built() is None or is_capturing():
+            return False
+        sites = operator.plain_sites()
+        made = None if sites is None else guard.step_again(groups, sites)
+        if made is None:
+            return False
+        operator.note_commit()
+        owners, keys, new, looked_at = made
+
+        def take_back() -> None:
+            for site in new:
+                site.committed = False
+
+        self._last = Last(owners, keys, (), range(looked_at), take_back)
         return True
 
     def settle(self) -> Found | None:

@@ -1,0 +1,65 @@
+// A whole step on a CPU, to the bits of Python's (virtualgrad.optim.native_steps).
+
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+
+#include "commit.h"
+#include "descent.h"
+#include "finite.h"
+#include "steps.h"
+
+namespace virtualgrad {
+
+// Make a step: look at all that is not to be a NaN or infinite, descend, and commit. Nothing was
+// done if it is not true: then it is Python's, which also tells what is not finite.
+//
+// Args:
+//   groups, kept, types: as gather wants them.
+//   looks: whether anybody looks.
+inline bool step_on_cpu(const py::list& groups, const py::dict& kept, const py::tuple& types,
+                        bool looks) {
+  const auto adding = adds_as_torch();
+  if (!adding || !rounds_once()) return false;
+  const auto work = gather(groups, kept, types, at::kCPU);
+  if (!work) return false;
+  for (const auto& each : work->descents) {
+    for (size_t place = 0; place < each.params.size(); ++place) {
+      if (!can_descend(each.params[place], each.grads[place])) return false;
+    }
+  }
+  for (const auto& each : work->sites) {
+    if (!are_few({&each.r, &each.norm, &each.factor})) return false;
+  }
+  {
+    py::gil_scoped_release others_may_run;
+    const at::AutoDispatchBelowADInplaceOrView unrecorded;
+    if (looks) {
+      const auto some = work->looked_at();
+      const auto is_finite = [](const Tensor& each) {
+        return is_finite_on_cpu(each).value_or(false);
+      };
+      if (!std::all_of(some.begin(), some.end(), is_finite)) return false;
+    }
+    for (const auto& each : work->descents) {
+      for (size_t place = 0; place < each.params.size(); ++place) {
+        descend(each.params[place], each.grads[place], -each.lr, *adding);
+      }
+    }
+    for (const auto& each : work->sites) {
+      commit_site(each.r, each.norm, each.factor,
+                  numbers_of(each.rho, each.weight, each.eps, each.s));
+    }
+  }
+  note_commit(*work);
+  return true;
+}
+
+inline void show_steps(py::module_& module) {
+  module.def("step_on_cpu", &step_on_cpu);
+  module.def("adds_as_torch", [] { return adds_as_torch().has_value(); });
+}
+
+}  // namespace virtualgrad

@@ -1,0 +1,182 @@
+// What the plainest step of all is about to read and to write, gathered without Python.
+//
+//   theta <- theta - lr v,      r <- rho r + w N^2,      f <- s / sqrt(r + eps)
+//
+// v lies in .grad of each parameter, N and what w is made of at each site that a backward pass has
+// reached (virtualgrad.operators.running). Momentum, weight decay, a tensor for lr, sites that
+// compiled passes have reached, and all else that is not plain, are Python's.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "transform.h"
+
+namespace virtualgrad {
+
+// The parameters of a group that have a gradient.
+struct Descent {
+  py::dict group;
+  py::list owners;  // the parameters, as Python has them
+  std::vector<Tensor> params, grads;
+  double lr;
+};
+
+// A site that was reached.
+struct Reached {
+  py::object running;
+  Tensor r, norm, factor;  // no factor where T does not go by it
+  double rho, weight, s, eps;
+
+  // Whether one launch can serve two of them.
+  bool is_like(const Reached& other) const {
+    return rho == other.rho && factor.defined() == other.factor.defined() && s == other.s &&
+           eps == other.eps;
+  }
+};
+
+struct Work {
+  std::vector<Descent> descents;
+  std::vector<Reached> sites;
+  py::list keys;  // of the sites
+
+  // All that must be finite: first gradients, then what sites have seen.
+  std::vector<Tensor> looked_at() const {
+    std::vector<Tensor> found;
+    for (const auto& each : descents) {
+      found.insert(found.end(), each.grads.begin(), each.grads.end());
+    }
+    for (const auto& each : sites) found.push_back(each.norm);
+    return found;
+  }
+};
+
+struct StepNames {
+  Name params{"params"}, lr{"lr"}, momentum{"momentum"}, weight_decay{"weight_decay"};
+  Name gradient{"gradient"}, r{"r"}, unit_is_sample{"unit_is_sample"}, committed{"committed"};
+
+  static const StepNames& get() {
+    static const StepNames names;
+    return names;
+  }
+};
+
+// Whether somebody watches what torch does: then it is Python that does it.
+inline bool is_watched() {
+  return c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
+         at::impl::PythonTorchFunctionTLS::stack_len() > 0;
+}
+
+// The parameters of a group; none where it wants more than descent, or they are of other classes
+// than plain ones (types), or elsewhere.
+inline std::optional<Descent> descent_of(const py::dict& group, const py::tuple& types,
+                                         at::DeviceType device) {
+  const auto number_at = [&group](const char* name) { return number(group[name].ptr()); };
+  const auto lr = number_at("lr");
+  if (!lr || number_at("momentum") != 0.0 || number_at("weight_decay") != 0.0) return std::nullopt;
+  Descent found{group, py::list(), {}, {}, *lr};
+  for (const auto& owner : group["params"].cast<py::list>()) {
+    const auto is_its = [&owner](const auto& type) {
+      return reinterpret_cast<PyObject*>(Py_TYPE(owner.ptr())) == type.ptr();
+    };
+    if (std::none_of(types.begin(), types.end(), is_its)) return std::nullopt;
+    const auto& parameter = THPVariable_Unpack(owner.ptr());
+    if (parameter.device().type() != device) return std::nullopt;
+    const auto& grad = parameter.grad();
+    if (!grad.defined()) continue;
+    if (!Kind::is_plain(parameter) || !Kind::is_plain(grad)) return std::nullopt;
+    found.owners.append(owner);
+    found.params.push_back(parameter);
+    found.grads.push_back(grad);
+  }
+  return found;
+}
+
+// A site by what is kept of it; not if it has more than a plain pass leaves there.
+inline std::optional<Reached> reached(const py::object& running, int64_t elements) {
+  const auto &names = Names::get();
+  const auto &more = StepNames::get();
+  const auto norm = names.norm.of(running), factor_of = names.factor_of.of(running);
+  if (norm.is_none() || !more.gradient.of(running).is_none()) return std::nullopt;
+  const auto rho = number(names.rho.of(running).ptr());
+  const auto loss_scale = number(names.loss_scale.of(running).ptr());
+  if (!rho || !loss_scale) return std::nullopt;
+  const auto tensor = [](const py::object& object) { return THPVariable_Unpack(object.ptr()); };
+  Reached found{running, tensor(more.r.of(running)), tensor(norm), Tensor(), *rho, 0, 1, 0};
+  const bool is_sample = more.unit_is_sample.of(running).cast<bool>();
+  const double units = is_sample ? names.samples.of(running).cast<double>() : 1;
+  const double unit = units / *loss_scale;
+  found.weight = (1 - *rho) * unit * unit / static_cast<double>(std::max<int64_t>(elements, 1));
+  if (!factor_of.is_none()) {
+    const auto numbers = factor_of.cast<py::tuple>();
+    const auto s = number(numbers[0].ptr()), eps = number(numbers[1].ptr());
+    if (!s || !eps) return std::nullopt;
+    found.factor = tensor(names.factor.of(running));
+    found.s = *s;
+    found.eps = *eps;
+  }
+  for (const auto* each : {&found.r, &found.norm, &found.factor}) {
+    if (each->defined() && !Kind::is_plain(*each)) return std::nullopt;
+  }
+  return found;
+}
+
+// All of a step; none where a part of it is Python's.
+//
+// Args:
+//   groups: of parameters.
+//   kept: of each site, by its key.
+//   types: plain classes of parameters.
+//   device: where they are to be.
+inline std::optional<Work> gather(const py::list& groups, const py::dict& kept,
+                                  const py::tuple& types, at::DeviceType device) {
+  if (is_watched()) return std::nullopt;
+  Work work;
+  for (const auto& group : groups) {
+    auto found = descent_of(group.cast<py::dict>(), types, device);
+    if (!found) return std::nullopt;
+    if (!found->params.empty()) work.descents.push_back(std::move(*found));
+  }
+  const auto& names = Names::get();
+  for (const auto& [key, each] : kept) {
+    const auto running = py::reinterpret_borrow<py::object>(each);
+    if (!names.compiled.of(running).is_none()) return std::nullopt;
+    const auto elements = names.elements.of(running).cast<int64_t>();
+    if (elements == 0) {
+      if (!names.norm.of(running).is_none()) return std::nullopt;  // of an empty batch
+      continue;
+    }
+    auto found = reached(running, elements);
+    if (!found) return std::nullopt;
+    work.sites.push_back(std::move(*found));
+    work.keys.append(key);
+  }
+  return work;
+}
+
+// Note that the sites are committed; those that were not before.
+inline py::list note_commit(const Work& work) {
+  const auto &names = Names::get();
+  const auto &more = StepNames::get();
+  const py::int_ zero(0);
+  py::list fresh;
+  for (const auto& each : work.sites) {
+    if (!more.committed.of(each.running).cast<bool>()) fresh.append(each.running);
+    more.committed.set(each.running, py::bool_(true));
+    names.norm.set(each.running, py::none());
+    names.elements.set(each.running, zero);
+    names.samples.set(each.running, zero);
+  }
+  return fresh;
+}
+
+}  // namespace virtualgrad
