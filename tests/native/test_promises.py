@@ -14,6 +14,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 FILES = (
+    "optim/test_algorithm_oracle.py",
     "optim/test_bare_leaves.py",
     "optim/test_drop_in.py",
     "optim/test_fast_path.py",
@@ -25,10 +26,13 @@ FILES = (
     "promises/test_autocast.py",
     "promises/test_autograd_grad.py",
     "promises/test_checkpointing.py",
+    "promises/test_clipping.py",
     "promises/test_ddp.py",
     "promises/test_grad_scaler.py",
+    "promises/test_groups.py",
     "promises/test_raw_parameters.py",
     "promises/test_retained_graphs.py",
+    "promises/test_schedulers.py",
     "promises/test_several_backward.py",
     "promises/test_sync_batch_norm.py",
     "promises/test_zero_grad.py",

@@ -33,8 +33,9 @@ class GuardedSteps {
  public:
   explicit GuardedSteps(py::tuple types) : types_(std::move(types)) {}
 
-  // Make a step, or none where it is Python's: (a group and those of its parameters that had a
-  // gradient, keys of the sites that were reached, sites that had no r before, tensors looked at).
+  // Make a step, or none where it is Python's: (groups and those of their parameters that had a
+  // gradient, keys of the sites that were reached, and of those that count, sites that had no r
+  // before, what compiled passes keep, how many tensors were looked at).
   //
   // Args:
   //   groups, kept: as gather wants them.
@@ -46,7 +47,7 @@ class GuardedSteps {
                                 double number, uintptr_t stream) {
     pending_.reset();
     if (!Driver::get().launch || !Driver::get().has_context()) return std::nullopt;
-    const auto work = gather(groups, kept, types_, at::kCUDA);
+    const auto work = gather(groups, kept, types_, at::kCUDA, true);
     if (!work || work->descents.empty()) return std::nullopt;
     auto written = write(*work, staged);
     if (!written) return std::nullopt;
@@ -63,11 +64,13 @@ class GuardedSteps {
     py::list owners;
     for (const auto& each : work->descents) owners.append(py::make_tuple(each.group, each.owners));
     auto fresh = note_commit(*work);
-    return py::make_tuple(owners, work->keys, fresh, written->looked_at);
+    py::list compiled;
+    for (const auto& each : work->traced) compiled.append(each.compiled);
+    return py::make_tuple(owners, work->keys, work->counting, fresh, compiled, written->looked_at);
   }
 
   // Be told what Python has launched in the step that was asked for last, in its order: the look,
-  // the descents, and the new r of sites that are alike.
+  // the descents, the new r of sites that are alike, and what compiled passes have made of r.
   void learn(std::vector<Walked> walked, bool is_small) {
     auto pending = std::exchange(pending_, std::nullopt);
     if (!pending || walked.size() != pending->begins.size()) return;
@@ -84,7 +87,7 @@ class GuardedSteps {
   // Where addresses were written, and how their tensors are laid out.
   struct Written {
     std::string layout;
-    std::vector<int64_t> begins;           // of each table: the look, descents, sites
+    std::vector<int64_t> begins;           // of each table: the look, descents, sites, traced
     std::vector<std::vector<size_t>> alike;  // sites that one launch serves
     int64_t length = 0, looked_at = 0;
   };
@@ -134,6 +137,12 @@ class GuardedSteps {
       if (has_factors && !add_all(&Reached::factor)) return std::nullopt;
       if (!add_all(&Reached::weight)) return std::nullopt;
     }
+    const auto of_traced = book.length();
+    for (const auto tensor : {&Traced::r, &Traced::candidate}) {
+      for (const auto& each : work.traced) {
+        if (!book.add(each.*tensor)) return std::nullopt;
+      }
+    }
     const auto add = [&book](const Tensor& each) { return book.add(each); };
     for (const auto& each : work.descents) {
       of_descents.push_back(book.length());
@@ -146,6 +155,7 @@ class GuardedSteps {
     if (!std::all_of(looked_at.begin(), looked_at.end(), add)) return std::nullopt;
     written.begins.insert(written.begins.end(), of_descents.begin(), of_descents.end());
     written.begins.insert(written.begins.end(), of_sites.begin(), of_sites.end());
+    if (!work.traced.empty()) written.begins.push_back(of_traced);
     written.length = book.length();
     written.layout = book.layout();
     for (const auto begin : written.begins) {  // who has how many
@@ -199,6 +209,11 @@ class GuardedSteps {
       values.push_back(some.size());
       end(kernel, values);
     }
+    if (work.traced.empty()) return;
+    values.clear();
+    const auto& exchange = begin(values);
+    values.push_back(work.traced.size());
+    end(exchange, values);
   }
 
   py::tuple types_;

@@ -23,7 +23,7 @@ inline bool step_on_cpu(const py::list& groups, const py::dict& kept, const py::
                         bool looks) {
   const auto adding = adds_as_torch();
   if (!adding || !rounds_once()) return false;
-  const auto work = gather(groups, kept, types, at::kCPU);
+  const auto work = gather(groups, kept, types, at::kCPU, false);
   if (!work) return false;
   for (const auto& each : work->descents) {
     for (size_t place = 0; place < each.params.size(); ++place) {

@@ -3,8 +3,9 @@
 //   theta <- theta - lr v,      r <- rho r + w N^2,      f <- s / sqrt(r + eps)
 //
 // v lies in .grad of each parameter, N and what w is made of at each site that a backward pass has
-// reached (virtualgrad.operators.running). Momentum, weight decay, a tensor for lr, sites that
-// compiled passes have reached, and all else that is not plain, are Python's.
+// reached (virtualgrad.operators.running). Where compiled passes come by, they have written the new
+// r themselves, beside the old one, and count. Momentum, weight decay, a tensor for lr, and all else
+// that is not plain, are Python's.
 
 #pragma once
 
@@ -44,18 +45,27 @@ struct Reached {
   }
 };
 
+// A site where compiled passes come by.
+struct Traced {
+  py::object running, compiled;
+  Tensor r, candidate;
+};
+
 struct Work {
   std::vector<Descent> descents;
   std::vector<Reached> sites;
-  py::list keys;  // of the sites
+  std::vector<Traced> traced;
+  std::vector<Tensor> witnesses, counts;  // what sites have seen, and what compiled passes count
+  py::list keys, counting;                // of the sites of both
 
-  // All that must be finite: first gradients, then what sites have seen.
+  // All that must be finite: gradients, and those.
   std::vector<Tensor> looked_at() const {
     std::vector<Tensor> found;
     for (const auto& each : descents) {
       found.insert(found.end(), each.grads.begin(), each.grads.end());
     }
-    for (const auto& each : sites) found.push_back(each.norm);
+    found.insert(found.end(), witnesses.begin(), witnesses.end());
+    found.insert(found.end(), counts.begin(), counts.end());
     return found;
   }
 };
@@ -63,6 +73,7 @@ struct Work {
 struct StepNames {
   Name params{"params"}, lr{"lr"}, momentum{"momentum"}, weight_decay{"weight_decay"};
   Name gradient{"gradient"}, r{"r"}, unit_is_sample{"unit_is_sample"}, committed{"committed"};
+  Name candidate{"candidate"}, counts{"counts"};
 
   static const StepNames& get() {
     static const StepNames names;
@@ -101,6 +112,10 @@ inline std::optional<Descent> descent_of(const py::dict& group, const py::tuple&
   return found;
 }
 
+inline const Tensor& tensor_of(const Name& name, const py::object& object) {
+  return THPVariable_Unpack(name.of(object).ptr());
+}
+
 // A site by what is kept of it; not if it has more than a plain pass leaves there.
 inline std::optional<Reached> reached(const py::object& running, int64_t elements) {
   const auto &names = Names::get();
@@ -110,8 +125,8 @@ inline std::optional<Reached> reached(const py::object& running, int64_t element
   const auto rho = number(names.rho.of(running).ptr());
   const auto loss_scale = number(names.loss_scale.of(running).ptr());
   if (!rho || !loss_scale) return std::nullopt;
-  const auto tensor = [](const py::object& object) { return THPVariable_Unpack(object.ptr()); };
-  Reached found{running, tensor(more.r.of(running)), tensor(norm), Tensor(), *rho, 0, 1, 0};
+  Reached found{running, tensor_of(more.r, running), tensor_of(names.norm, running),
+                Tensor(), *rho, 0, 1, 0};
   const bool is_sample = more.unit_is_sample.of(running).cast<bool>();
   const double units = is_sample ? names.samples.of(running).cast<double>() : 1;
   const double unit = units / *loss_scale;
@@ -120,7 +135,7 @@ inline std::optional<Reached> reached(const py::object& running, int64_t element
     const auto numbers = factor_of.cast<py::tuple>();
     const auto s = number(numbers[0].ptr()), eps = number(numbers[1].ptr());
     if (!s || !eps) return std::nullopt;
-    found.factor = tensor(names.factor.of(running));
+    found.factor = tensor_of(names.factor, running);
     found.s = *s;
     found.eps = *eps;
   }
@@ -137,8 +152,10 @@ inline std::optional<Reached> reached(const py::object& running, int64_t element
 //   kept: of each site, by its key.
 //   types: plain classes of parameters.
 //   device: where they are to be.
+//   takes_traced: whether compiled passes may come by.
 inline std::optional<Work> gather(const py::list& groups, const py::dict& kept,
-                                  const py::tuple& types, at::DeviceType device) {
+                                  const py::tuple& types, at::DeviceType device,
+                                  bool takes_traced) {
   if (is_watched()) return std::nullopt;
   Work work;
   for (const auto& group : groups) {
@@ -146,17 +163,28 @@ inline std::optional<Work> gather(const py::list& groups, const py::dict& kept,
     if (!found) return std::nullopt;
     if (!found->params.empty()) work.descents.push_back(std::move(*found));
   }
-  const auto& names = Names::get();
+  const auto &names = Names::get();
+  const auto &more = StepNames::get();
   for (const auto& [key, each] : kept) {
     const auto running = py::reinterpret_borrow<py::object>(each);
-    if (!names.compiled.of(running).is_none()) return std::nullopt;
     const auto elements = names.elements.of(running).cast<int64_t>();
+    if (const auto compiled = names.compiled.of(running); !compiled.is_none()) {
+      if (!takes_traced || elements != 0) return std::nullopt;
+      work.traced.push_back({running, compiled, tensor_of(more.r, compiled),
+                             tensor_of(more.candidate, compiled)});
+      work.witnesses.push_back(work.traced.back().candidate);
+      work.counts.push_back(tensor_of(more.counts, compiled));
+      work.keys.append(key);
+      work.counting.append(key);
+      continue;
+    }
     if (elements == 0) {
       if (!names.norm.of(running).is_none()) return std::nullopt;  // of an empty batch
       continue;
     }
     auto found = reached(running, elements);
     if (!found) return std::nullopt;
+    work.witnesses.push_back(found->norm);
     work.sites.push_back(std::move(*found));
     work.keys.append(key);
   }
@@ -169,9 +197,14 @@ inline py::list note_commit(const Work& work) {
   const auto &more = StepNames::get();
   const py::int_ zero(0);
   py::list fresh;
+  const auto note = [&](const py::object& running) {
+    if (more.committed.of(running).cast<bool>()) return;
+    fresh.append(running);
+    more.committed.set(running, py::bool_(true));
+  };
+  for (const auto& each : work.traced) note(each.running);
   for (const auto& each : work.sites) {
-    if (!more.committed.of(each.running).cast<bool>()) fresh.append(each.running);
-    more.committed.set(each.running, py::bool_(true));
+    note(each.running);
     names.norm.set(each.running, py::none());
     names.elements.set(each.running, zero);
     names.samples.set(each.running, zero);

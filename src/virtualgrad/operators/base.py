@@ -105,8 +105,8 @@ class StatefulOperator(ABC):
         """
         return None
 
-    def note_commit(self) -> None:  # noqa: B027 - most count none
-        """Be told that all was committed by others."""
+    def note_commit(self, compiled: Sequence[Any] = ()) -> None:  # noqa: B027 - most count none
+        """Be told that all was committed by others, and what compiled passes keep at sites."""
 
     def witnesses(self) -> list[tuple[str, Tensor]]:
         """(site key, a tensor that is finite if every g there was), in the order of backward."""

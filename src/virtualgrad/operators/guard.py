@@ -228,8 +228,9 @@ class Guard:
 
         Returns:
             (groups and those of their parameters that had a gradient, keys of the sites that were
-            reached, sites that had no r before, how many tensors were looked at); None, and nothing
-            was done, where Python is to make the step.
+            reached, and of those that count, sites that had no r before, what compiled passes keep,
+            how many tensors were looked at); None, and nothing was done, where Python is to make
+            the step.
         """
         if self._in_cpp is None or self.device.index != torch.cuda.current_device():
             return None

@@ -6,7 +6,7 @@ all sites at once, a rollback forgets it; on several processes it is made that o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -18,10 +18,17 @@ from virtualgrad.operators.base import (
     require_names,
     require_shape,
 )
+from virtualgrad.operators.compiled import Compiled
 from virtualgrad.operators.guard import Guard
 from virtualgrad.operators.guarded_commit import prepare_commit
 from virtualgrad.operators.ranks import Gathering
-from virtualgrad.operators.running import Running, commit_all, renew_factors, rollback_all
+from virtualgrad.operators.running import (
+    Running,
+    commit_all,
+    forget_compiled,
+    renew_factors,
+    rollback_all,
+)
 from virtualgrad.operators.running_sites import RunningSites
 
 
@@ -130,9 +137,10 @@ class RunningMeans(StatefulOperator):
             return None
         return self.sites.kept
 
-    def note_commit(self) -> None:
-        """Count a commit that others have made."""
+    def note_commit(self, compiled: Sequence[Compiled] = ()) -> None:
+        """Count a commit that others have made, and let compiled passes count anew."""
         self.epoch += 1
+        forget_compiled(compiled)
 
     def guarded_commit(self, guard: Guard) -> Commit | None:
         """The same, unless the GPU finds a NaN or an infinity; None as for :meth:`plain_sites`."""

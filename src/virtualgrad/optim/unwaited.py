@@ -146,14 +146,14 @@ class Unwaited:
         made = None if sites is None else guard.step_again(groups, sites)
         if made is None:
             return False
-        operator.note_commit()
-        owners, keys, new, looked_at = made
+        owners, keys, counting, new, compiled, looked_at = made
+        operator.note_commit(compiled)
 
         def take_back() -> None:
             for site in new:
                 site.committed = False
 
-        self._last = Last(owners, keys, (), range(looked_at), take_back)
+        self._last = Last(owners, keys, counting, range(looked_at), take_back)
         return True
 
     def settle(self) -> Found | None:
