@@ -37,7 +37,7 @@ def measured(folder: Path) -> pytest.MarkDecorator:
     [(RESULTS, "tables"), pytest.param(READINGS, "readings", marks=measured(READINGS))],
 )
 def test_readme_shows_what_the_records_say(folder: Path, name: str) -> None:
-    blocks = readme_blocks(gather(load_records(folder)))
+    blocks = readme_blocks(gather(load_records(folder)), "")
     assert {name: shown(name)} == {name: text.strip() for name, text in blocks.items()}
 
 
