@@ -14,6 +14,8 @@ from virtualgrad.lab.report.markdown import PLACE, READINGS, SHORT, readme_block
 from virtualgrad.lab.report.precision import precision_contents
 from virtualgrad.lab.report.readme import marks, update_readme
 from virtualgrad.lab.report.sections import gather
+from virtualgrad.lab.sweep.comparison import PLACE as SWEEPS
+from virtualgrad.lab.sweep.comparison import compared, load_summaries
 
 ROOT = Path(__file__).parents[3]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "reproducing.md"
@@ -81,6 +83,15 @@ def test_what_is_said_of_the_second_measurement_is_what_its_records_say() -> Non
         change, error = mean(pairs), stdev(pairs) / len(pairs) ** 0.5
         assert shown_as in {f"{change:+.2f} ± {error:.2f}", f"{-change:.2f} ± {error:.2f}"}
         assert shown_as in text and shown_as in README.read_text(encoding="utf-8")
+
+
+def test_what_is_said_of_the_sweeps_is_what_their_records_say() -> None:
+    page = ROOT / "docs" / "sweeps.md"
+    text = written([compared(load_summaries(ROOT / "results" / "sweeps"))])
+    assert shown(page, SWEEPS) == text.strip()
+    (behind,) = re.findall(r"SVGD less RMSProp: \+(\d+\.\d+) points", text)
+    said = f"{float(behind):.1f} points behind RMSProp on VGG"
+    assert said in README.read_text(encoding="utf-8")
 
 
 def test_the_command_updates_a_readme_in_its_place(tmp_path: Path) -> None:
