@@ -1,10 +1,10 @@
 """What the build of the site does beyond Markdown.
 
 * A page that is still to be written may stand in the navigation already.
-* What stands between ``<!-- include: README.md tables -->`` and ``<!-- include: end -->`` gives way
-  to what that file has between its comments ``<!-- tables: begin -->`` and
-  ``<!-- tables: end -->``: measured tables are written once. Who reads the page as a file sees what
-  stands there, a link.
+* What stands between ``<!-- include: README.md tables-short -->`` and ``<!-- include: end -->``
+  gives way to what that file has between its comments ``<!-- tables-short: begin -->`` and
+  ``<!-- tables-short: end -->``: measured tables are written once. Who reads the page as a file
+  sees what stands there, a link.
 * Pictures that the evidence keeps under ``results`` become part of the site. Pages name them by
   their place in the repository, ``../results/...``, so that they show in the file, too.
 * A public name without a docstring, or on no page of the reference, is a warning: it fails a strict

@@ -1,6 +1,6 @@
 """The tables of support: support.json beside this file, and what the tests hold of virtualgrad.
 
-.venv/bin/python results/peers/table.py     # into README.md and docs/compatibility.md
+.venv/bin/python results/peers/table.py     # into docs/compatibility.md
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from virtualgrad.lab.report.readme import update_readme
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results/peers/support.json"
-PLACE = "peers"
+PLACE, PLACE_SHORT = "peers", "peers-short"
 NAMES = {"backpack": "BackPACK", "singd": "SINGD", "opacus": "Opacus"}
 VERDICTS = ("yes", "partial", "no", "–")
 
@@ -64,7 +64,7 @@ SHORT = {
     "DDP": ("ddp",),
     "FSDP2": ("fsdp2",),
 }
-"""A line of the README -> the features that it sums up; where they differ, it says partial."""
+"""A line of the short table -> the features that it sums up; where they differ, it says partial."""
 
 
 def load() -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _table(titles: list[str], lines: list[list[str]]) -> str:
 
 def main() -> None:
     record = load()
-    update_readme(ROOT / "docs/compatibility.md", {PLACE: full_table(record)})
-    update_readme(ROOT / "README.md", {PLACE: short_table(record)})
+    blocks = {PLACE_SHORT: short_table(record), PLACE: full_table(record)}
+    update_readme(ROOT / "docs/compatibility.md", blocks)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_a_table_that_is_elsewhere_is_linked() -> None:
             found += 1
             linked = [(page.parent / link).resolve() for link in links_in(fallback)]
             assert linked == [ROOT / source], f"{page.name}: {source}"
-    assert found >= 3
+    assert found >= 1
 
 
 def test_the_readme_says_how_to_build_the_site() -> None:

@@ -154,11 +154,11 @@ def test_readings_are_a_section_of_their_own(make):
 
 def test_each_kind_has_its_place_in_the_readme(make):
     paper, own = [make("mlp", "svgd")], readings(make, released=(1.7,))
-    assert readme_blocks(gather([*paper, *own])) == {
+    assert readme_blocks(gather([*paper, *own]), "") == {
         "tables": markdown(gather(paper)),
         "readings": markdown(gather(own)),
     }
-    assert list(readme_blocks(gather(own))) == ["readings"]
+    assert list(readme_blocks(gather(own), "")) == ["readings"]
 
 
 def test_markdown(make):

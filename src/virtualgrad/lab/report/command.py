@@ -69,7 +69,8 @@ def _report(folder: Path, out: Path | None, readme: Path | None) -> Path:
     page = write_report(folder, out)
     records = load_records(folder)
     if readme is not None:
-        update_readme(readme, readme_blocks(gather(records)))
+        text = readme.read_text(encoding="utf-8")
+        update_readme(readme, readme_blocks(gather(records), text))
     print_table(records)
     return page
 

@@ -58,3 +58,8 @@ class Spread:
         return math.hypot(
             self.sd / math.sqrt(len(self.values)), other.sd / math.sqrt(len(other.values))
         )
+
+    def is_clearly_below(self, other: Spread) -> bool:
+        """Whether the other mean lies more than two standard errors of the difference above."""
+        error = self.error_of_difference(other)
+        return error is not None and other.mean - self.mean > 2 * error

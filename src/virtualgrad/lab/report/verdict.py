@@ -76,7 +76,7 @@ def _certainty(best: Cell, second: Cell) -> str:
     error = best.lowest.error_of_difference(second.lowest)
     if error is None:
         return " (with one seed, chance cannot be told from merit)"
-    if second.lowest.mean - best.lowest.mean <= 2 * error:
+    if not best.lowest.is_clearly_below(second.lowest):
         return f" (standard error {error:.2f}: these seeds cannot tell the two apart)"
     return f" (standard error {error:.2f})"
 
