@@ -271,27 +271,26 @@ def test_another_process_or_a_commit_of_ones_own() -> None:
 # ------------------------------------------------------------------------- layouts that come again
 
 
-def trained_compiled(*, may: bool) -> tuple[list[Tensor], int]:
+def trained_compiled(device: str, *, may: bool) -> tuple[list[Tensor], int]:
     torch._dynamo.reset()
-    model = network("cuda")
+    model = network(device)
     optimizer = SVGD(model, 0.1, nonfinite="skip")
     run = torch.compile(model, backend="aot_eager")
     with pytest.MonkeyPatch.context() as patch:
         steps = Steps(patch, may=may)
         for number in range(STEPS):
             optimizer.zero_grad()
-            loss = run(batch(number, "cuda")).square().mean()
+            loss = run(batch(number, device)).square().mean()
             (loss * torch.nan if number == STEPS - 2 else loss).backward()
             optimizer.step()
         return kept(model, optimizer), len(steps.made)
 
 
-@pytest.mark.gpu
-@needs_gpu
-def test_compiled_training_on_a_gpu() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_training(device: str) -> None:
     """Compiled passes write the new r; a step that is refused has its candidates back."""
-    ours, made = trained_compiled(may=True)
-    theirs, none = trained_compiled(may=False)
+    ours, made = trained_compiled(device, may=True)
+    theirs, none = trained_compiled(device, may=False)
     assert all(map(torch.equal, ours, theirs))
     assert made >= STEPS - 3
     assert none == 0

@@ -47,7 +47,7 @@ class GuardedSteps {
                                 double number, uintptr_t stream) {
     pending_.reset();
     if (!Driver::get().launch || !Driver::get().has_context()) return std::nullopt;
-    const auto work = gather(groups, kept, types_, at::kCUDA, true);
+    const auto work = gather(groups, kept, types_, at::kCUDA);
     if (!work || work->descents.empty()) return std::nullopt;
     auto written = write(*work, staged);
     if (!written) return std::nullopt;

@@ -48,7 +48,7 @@ struct Reached {
 // A site where compiled passes come by.
 struct Traced {
   py::object running, compiled;
-  Tensor r, candidate;
+  Tensor r, candidate, counts;
 };
 
 struct Work {
@@ -73,7 +73,7 @@ struct Work {
 struct StepNames {
   Name params{"params"}, lr{"lr"}, momentum{"momentum"}, weight_decay{"weight_decay"};
   Name gradient{"gradient"}, r{"r"}, unit_is_sample{"unit_is_sample"}, committed{"committed"};
-  Name candidate{"candidate"}, counts{"counts"};
+  Name candidate{"candidate"}, counts{"counts"}, is_written{"is_written"};
 
   static const StepNames& get() {
     static const StepNames names;
@@ -152,10 +152,8 @@ inline std::optional<Reached> reached(const py::object& running, int64_t element
 //   kept: of each site, by its key.
 //   types: plain classes of parameters.
 //   device: where they are to be.
-//   takes_traced: whether compiled passes may come by.
 inline std::optional<Work> gather(const py::list& groups, const py::dict& kept,
-                                  const py::tuple& types, at::DeviceType device,
-                                  bool takes_traced) {
+                                  const py::tuple& types, at::DeviceType device) {
   if (is_watched()) return std::nullopt;
   Work work;
   for (const auto& group : groups) {
@@ -169,11 +167,12 @@ inline std::optional<Work> gather(const py::list& groups, const py::dict& kept,
     const auto running = py::reinterpret_borrow<py::object>(each);
     const auto elements = names.elements.of(running).cast<int64_t>();
     if (const auto compiled = names.compiled.of(running); !compiled.is_none()) {
-      if (!takes_traced || elements != 0) return std::nullopt;
+      if (elements != 0) return std::nullopt;
       work.traced.push_back({running, compiled, tensor_of(more.r, compiled),
-                             tensor_of(more.candidate, compiled)});
+                             tensor_of(more.candidate, compiled),
+                             tensor_of(more.counts, compiled)});
       work.witnesses.push_back(work.traced.back().candidate);
-      work.counts.push_back(tensor_of(more.counts, compiled));
+      work.counts.push_back(work.traced.back().counts);
       work.keys.append(key);
       work.counting.append(key);
       continue;
