@@ -107,22 +107,3 @@ def test_checkpointed_functions_train_as_without(
     found, expected = (trained(way, each, **reading) for each in (RUNS[run], plainly))
     for name, parameter in expected.items():
         torch.testing.assert_close(found[name], parameter, rtol=1e-10, atol=1e-13, msg=name)
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_two_optimizers_on_one_model(run: str) -> None:
-    def both(run: Run) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = Model("method", run)
-        x = torch.randint(WORDS, (BATCH, 3))
-        parts = [model.matrix, *model.layer.parameters()], [model.gain, *model.words.parameters()]
-        optimizers = [SVGD(model, 0.05, scale=0.3, params=part) for part in parts]
-        for _ in range(3):
-            model.zero_grad()
-            (model(x) - 1).square().mean().backward()
-            for each in optimizers:
-                each.step()
-        return list(model.parameters())
-
-    for found, expected in zip(both(RUNS[run]), both(plainly), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)

@@ -173,7 +173,7 @@ class Intercept(Unwatched):
         ):
             return self._other(func, args, kwargs) if self.sees_all_ops else func(*args, **kwargs)
         if not compiling and may_be_in_checkpoint(self._records):
-            watch_checkpoints(self)
+            watch_checkpoints()
         kind = kind_of(func)
         if kind == "linear":
             rule = LINEAR[func]
@@ -221,16 +221,31 @@ class Intercept(Unwatched):
         return result
 
     def _piecewise(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        batch_dim, batch_size = self.batch_dim, self.passes.current.batch_size
+        before = []
         if func is F.multi_head_attention_forward:  # computes on (length, batch, features)
             query = args[0] if args else kwargs["query"]
-            self.batch_dim = 1
-            self.passes.current.batch_size = query.shape[1] if query.dim() == 3 else 1
+            samples = query.shape[1] if query.dim() == 3 else 1
+            before = [(each, each._read_batch(1, samples)) for each in (self, *self._others())]
         try:
             with self:
                 return pieces_of(func)(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self.batch_dim, self.passes.current.batch_size = batch_dim, batch_size
+            for each, batch in before:
+                each._read_batch(*batch)
+
+    def _read_batch(self, batch_dim: int, batch_size: int | None) -> tuple[int, int | None]:
+        """Read another axis of sigma as that of the samples; return what was read before."""
+        current = self.passes.current
+        before = self.batch_dim, current.batch_size
+        self.batch_dim, current.batch_size = batch_dim, batch_size
+        return before
+
+    def _others(self) -> list[Intercept]:
+        """Those of other optimizers, which see the pieces, but not what they are pieces of."""
+        if is_compiling():  # refused where there are any
+            return []
+        modes = _get_current_function_mode_stack()
+        return [mode for mode in modes if isinstance(mode, Intercept) and mode is not self]
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if func is checkpoint and is_compiling():

@@ -28,7 +28,6 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 if TYPE_CHECKING:
     from virtualgrad.virtual.attach import Attachment
-    from virtualgrad.virtual.intercept import Intercept
 
 _REENTRANT: CodeType = CheckpointFunction.forward.__code__
 _NOT_REENTRANT: CodeType = inspect.unwrap(checkpoint).__code__
@@ -55,18 +54,25 @@ def may_be_in_checkpoint(records: bool) -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def watch_checkpoints(intercept: Intercept) -> None:
-    """Have the checkpoints in which an op runs, but not all of its module, watch as they rerun."""
-    found: list[FrameType] = []
+def watch_checkpoints() -> None:
+    """Have the checkpoints in which an op runs, but not all of its module, watch as they rerun.
+
+    Several optimizers run a module one inside the other; they do so in the same order again.
+    """
+    checkpoints: list[FrameType] = []
+    module = None
     for frame in _callers():
         if frame.f_code in _runs_module:
-            attachment = frame.f_locals["self"]
-            if attachment.intercept is intercept:
-                for each in found:
-                    _watch(each, frame.f_locals)
+            runs = frame.f_locals
+            if module is not None and runs["module"] is not module:
                 return
+            module = runs["module"]
+            for each in checkpoints:
+                _watch(each, runs)
         elif frame.f_code is _REENTRANT or frame.f_code is _NOT_REENTRANT:
-            found.append(frame)
+            if module is not None:
+                return
+            checkpoints.append(frame)
 
 
 def _callers() -> Iterator[FrameType]:
