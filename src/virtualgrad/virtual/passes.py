@@ -104,7 +104,9 @@ class Passes:
         """The pass of which a backward pass recomputes a checkpoint; one for all of them."""
         if self._recomputing is None or self._recomputing[0] != task:
             self._recomputing = (task, self._live() or Pass(self._batch_size, training))
-        return self._recomputing[1]
+        current = self._recomputing[1]
+        current.begin_rerun(task)
+        return current
 
     def leave(self) -> None:
         """End a forward pass: only the graph keeps it alive from here on."""
