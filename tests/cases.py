@@ -364,6 +364,14 @@ CASES: dict[str, Case] = {
         raw(lambda m, x: x @ torch.stack([m.a, m.b]).t(), a=(5,), b=(5,)), floats(BATCH, 5)
     ),
     "raw index": Case(raw(lambda m, x: torch.tanh(m.w[x]), w=(7, 5)), tokens(BATCH, 3)),
+    "raw index and slices": Case(
+        raw(lambda m, x: torch.tanh(m.w[x, :]) * m.w[..., 1:][x, None, ...].sum(-1), w=(7, 5)),
+        tokens(BATCH, 3),
+    ),
+    "raw index of pairs": Case(
+        raw(lambda m, x: torch.tanh(m.w[x, (2 * x) % 7]) + m.w[x[:, :1], 1:][..., 0], w=(7, 7)),
+        tokens(BATCH, 3),
+    ),
     "raw index select": Case(
         raw(lambda m, x: torch.tanh(m.w.index_select(0, x)), w=(7, 5)), tokens(BATCH)
     ),

@@ -9,8 +9,9 @@ import torch
 from cases import Lambda, loss_of
 from torch import Tensor, nn
 
-from virtualgrad import explain, virtual_grad
+from virtualgrad import every_linear_site, explain, virtual_grad, weights_only
 from virtualgrad.operators import Sign
+from virtualgrad.sites import Where
 from virtualgrad.virtual import Attachment, Intercept, named_parameters
 
 BATCH, WIDTH = 6, 4
@@ -19,8 +20,10 @@ BATCH, WIDTH = 6, 4
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 
-def with_sign(model: nn.Module, x: Tensor) -> dict[str, Tensor | None]:
-    with Attachment(model, Intercept(named_parameters(model), Sign())):
+def with_sign(
+    model: nn.Module, x: Tensor, where: Where = every_linear_site
+) -> dict[str, Tensor | None]:
+    with Attachment(model, Intercept(named_parameters(model), Sign(), where=where)):
         loss_of(model(x)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -38,6 +41,30 @@ def test_einsum_of_two_is_a_product() -> None:
     (by_graph,) = virtual_grad(loss_of(model(x)), model.parameters(), Sign(), batch_size=BATCH)
     torch.testing.assert_close(with_sign(model, x)["w"], expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(by_graph, expected, rtol=1e-12, atol=0)
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matmul": lambda x, w: x @ w,
+    "tensordot": lambda x, w: torch.tensordot(x, w, dims=1),
+    "tensordot, axes": lambda x, w: torch.tensordot(w, x, dims=([0], [1])).t(),
+    "einsum": lambda x, w: torch.einsum("bi,ij->bj", x, w),
+    "dot": lambda x, w: torch.stack([torch.dot(x.flatten()[:3], each) for each in w]),
+    "matmul of vectors": lambda x, w: torch.stack([x.flatten()[:3] @ each for each in w]),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_product_has_a_weight_whatever_it_is_called(product: str) -> None:
+    """To ``weights_only``, which SVGD.released asks, in both encapsulations."""
+    model = Lambda(lambda m, x: PRODUCTS[product](x, m.w), w=torch.randn(WIDTH, 3))
+    x = torch.randn(BATCH, WIDTH)
+    plain = torch.autograd.grad(loss_of(model(x)), model.w)[0]
+    (by_graph,) = virtual_grad(
+        loss_of(model(x)), model.parameters(), Sign(), where=weights_only, batch_size=BATCH
+    )
+    by_ops = with_sign(model, x, weights_only)["w"]
+    torch.testing.assert_close(by_ops, by_graph, rtol=1e-12, atol=0)
+    assert not torch.allclose(by_graph, plain)
 
 
 def test_einsum_of_three_is_one_op_to_the_optimizer() -> None:

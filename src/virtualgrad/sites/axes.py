@@ -5,13 +5,14 @@ The other axes of sigma count samples and positions (:mod:`.site`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 Arguments = Mapping[str, Any]
+MASKS = (torch.bool, torch.uint8)
 AxesOf = Callable[[int, str, Tensor, Arguments], set[int]]
 """(rank of sigma, name of the argument, the argument, all arguments) -> axes of sigma it makes."""
 
@@ -130,9 +131,54 @@ def selected(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set
 
 
 def indexed(rank: int, name: str, operand: Tensor, arguments: Arguments) -> set[int]:
-    """All axes behind those of a single index tensor; all of them for any other index."""
+    """All axes but those that tensors among the index make; all of them for lists, say.
+
+    Torch puts those axes where the tensors stand, or first if there is something between them.
+    """
     index = arguments["index"]
-    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    if isinstance(index, Tensor) and index.dtype not in (torch.bool, torch.uint8):
-        return set(range(index.dim(), rank))
-    return set(range(rank))
+    items = index if isinstance(index, tuple) else (index,)
+    if not all([_is_read(item) for item in items]):
+        return set(range(rank))
+    left = operand.dim() - sum([_taken_by(item) for item in items])
+    are_own: list[bool] = []  # of sigma's axes, with one for all that tensors make in a place
+    for item in items:
+        if item is Ellipsis:
+            are_own += [True] * left
+            left = 0
+        elif isinstance(item, slice) or item is None:
+            are_own.append(True)
+        elif is_picking(item):
+            are_own.append(False)
+    return picked_axes_left_out(rank, [*are_own, *[True] * left])
+
+
+def picked_axes_left_out(rank: int, are_own: Sequence[bool]) -> set[int]:
+    """The operand's own axes among those of sigma, in which index tensors have made others.
+
+    Args:
+        rank: of sigma.
+        are_own: for each axis of sigma whether it is the operand's; one place for each tensor of
+            the index, however many axes they make.
+    """
+    places = [place for place, is_own in enumerate(are_own) if not is_own]
+    adjacent = places[-1] - places[0] + 1 == len(places)
+    first = places[0] if adjacent else 0
+    made = rank - sum(are_own)
+    return set(range(rank)) - set(range(first, first + made))
+
+
+def is_picking(item: Any) -> bool:
+    """Whether an item of an index is a tensor that picks; an integer without axes selects."""
+    return isinstance(item, Tensor) and (item.dim() > 0 or item.dtype in MASKS)
+
+
+def _is_read(item: Any) -> bool:
+    is_number = isinstance(item, int) and not isinstance(item, bool)
+    return is_number or item is None or isinstance(item, Tensor | slice | type(Ellipsis))
+
+
+def _taken_by(item: Any) -> int:
+    """How many axes of the operand an item of an index takes."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.dim() if isinstance(item, Tensor) and item.dtype in MASKS else 1

@@ -247,14 +247,27 @@ class _Reader:
         rows = self._rows_as_given(slots)
         if rows != self.shape[:1]:
             return (*rows, *self.shape[1:])
+        channels = self._channels_of_instances(slots)
+        if channels:
+            return (self.shape[1] // channels, channels, *self.shape[2:])
         if len(self.consumers) != 1:
             return self.shape
         consumer = self.consumers[0]
-        repeated = any(n.name() == "RepeatBackward0" for slot in slots for n, _ in slot.chain)
         reshaped_by_matmul = consumer.name() == "UnsafeViewBackward0" and len(self.shape) > 2
-        if reshaped_by_matmul or (repeated and self.rule and self.rule.op == "batch_norm"):
-            return shape_of(consumer, 0)
-        return self.shape
+        return shape_of(consumer, 0) if reshaped_by_matmul else self.shape
+
+    def _channels_of_instances(self, slots: list[Slot]) -> int:
+        """How many channels an instance norm has; 0 of any other op.
+
+        It is a batch norm of one image, (1, N*C, ...), with its weights repeated N times.
+        """
+        if self.rule is None or self.rule.op != "batch_norm":
+            return 0
+        for slot in slots:
+            for (node, _), behind in zip(slot.chain, slot.chain[1:], strict=False):
+                if node.name() == "RepeatBackward0":
+                    return shape_of(*behind)[-1]
+        return 0
 
     def _rows_as_given(self, slots: list[Slot]) -> Shape:
         """The axes that matmul made rows of, where the left factor is an expanded parameter.

@@ -73,13 +73,20 @@ def added_vector(node: Any, slot: int, operand: Shape, sigma: Shape) -> set[int]
 
 
 def after_index(node: Any, slot: int, operand: Shape, sigma: Shape) -> set[int]:
-    """All axes behind those of a single index tensor; all of them for any other index."""
-    indices = node._saved_indices
-    if len(indices) == 1 and indices[0] is not None and indices[0].dtype.is_floating_point is False:
-        index_rank = len(sigma) - (len(operand) - 1)
-        if indices[0].dim() == index_rank:
-            return set(range(index_rank, len(sigma)))
-    return set(range(len(sigma)))
+    """All axes but those that index tensors make: in their place, or, if apart, in front."""
+    own, at = [], 0  # axes of the input that stay; which of them is looked at
+    before: list[int] = []  # index tensors -> how many axes stay before each
+    for index in node._saved_indices:
+        if index is None:
+            own.append(at)
+            at += 1
+        else:
+            before.append(len(own))
+            at += index.dim() if str(index.dtype) in {"torch.bool", "torch.uint8"} else 1
+    stay = len(own) + len(operand) - at
+    first = before[0] if len(set(before)) == 1 else 0
+    made = range(first, first + len(sigma) - stay)
+    return {axis for axis in range(len(sigma)) if axis not in made}
 
 
 def selected(node: Any, slot: int, operand: Shape, sigma: Shape) -> set[int]:

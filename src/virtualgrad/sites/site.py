@@ -191,7 +191,9 @@ Where = Callable[[Site], bool]
 """A predicate that chooses sites; it is asked with one parameter of a site at a time."""
 
 
-MATMUL_OPS = frozenset({"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "einsum"})
+MATMUL_OPS = frozenset(
+    ("linear", "matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "einsum", "tensordot")
+)
 CONVOLUTION_OPS = frozenset(
     {f"conv{n}d" for n in (1, 2, 3)} | {f"conv_transpose{n}d" for n in (1, 2, 3)} | {"convolution"}
 )

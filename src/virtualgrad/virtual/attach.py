@@ -23,6 +23,7 @@ from virtualgrad.virtual.inputs import batch_size, strange_in, tensors_of
 from virtualgrad.virtual.intercept import Intercept
 from virtualgrad.virtual.marks import PLAIN, Marked
 from virtualgrad.virtual.models import BINDING, require_attachable, unwrap
+from virtualgrad.virtual.recomputed import runs_modules
 from virtualgrad.virtual.refusals import refuse_inputs, refuse_thread
 
 
@@ -111,6 +112,7 @@ class Attachment:
             return self._take_turn(path, forward, module, args, kwargs)
         return self._run(path, forward, module, args, kwargs)
 
+    @runs_modules
     def _run(self, path: str, forward: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         intercept = self.intercept
         outer, intercept.path = intercept.path, path

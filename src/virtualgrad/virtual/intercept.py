@@ -43,6 +43,7 @@ from virtualgrad.virtual.ops import tensors_among, tensors_in
 from virtualgrad.virtual.parameters import TrackedParameters
 from virtualgrad.virtual.passes import Passes
 from virtualgrad.virtual.plans import Plans
+from virtualgrad.virtual.recomputed import may_be_in_checkpoint, watch_checkpoints
 from virtualgrad.virtual.runs import run_in_place, run_joined, run_once
 from virtualgrad.virtual.shapes import shape_of
 from virtualgrad.virtual.site_of_call import key_of, site_of, uses_in
@@ -90,6 +91,8 @@ class Intercept(Unwatched):
         parameters_at: site -> the parameters that its T serves; its state is saved at the first.
     """
 
+    _records = False  # whether the pass began with gradients enabled
+
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
@@ -136,6 +139,8 @@ class Intercept(Unwatched):
     def begin(self, batch_size: int | None, training: bool) -> None:
         """Begin a forward pass, or go on with one that no backward pass has consumed yet."""
         self.passes.begin(batch_size, training)
+        if not is_compiling():
+            self._records = is_grad_enabled()
 
     def leave(self) -> None:
         """End a forward pass: only the graph keeps it alive from here on."""
@@ -167,6 +172,8 @@ class Intercept(Unwatched):
             or (self.was_compiled and is_in_compiled_graph(is_attached))  # it was met in the trace
         ):
             return self._other(func, args, kwargs) if self.sees_all_ops else func(*args, **kwargs)
+        if not compiling and may_be_in_checkpoint(self._records):
+            watch_checkpoints()
         kind = kind_of(func)
         if kind == "linear":
             rule = LINEAR[func]
@@ -214,16 +221,31 @@ class Intercept(Unwatched):
         return result
 
     def _piecewise(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        batch_dim, batch_size = self.batch_dim, self.passes.current.batch_size
+        before = []
         if func is F.multi_head_attention_forward:  # computes on (length, batch, features)
             query = args[0] if args else kwargs["query"]
-            self.batch_dim = 1
-            self.passes.current.batch_size = query.shape[1] if query.dim() == 3 else 1
+            samples = query.shape[1] if query.dim() == 3 else 1
+            before = [(each, each._read_batch(1, samples)) for each in (self, *self._others())]
         try:
             with self:
                 return pieces_of(func)(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self.batch_dim, self.passes.current.batch_size = batch_dim, batch_size
+            for each, batch in before:
+                each._read_batch(*batch)
+
+    def _read_batch(self, batch_dim: int, batch_size: int | None) -> tuple[int, int | None]:
+        """Read another axis of sigma as that of the samples; return what was read before."""
+        current = self.passes.current
+        before = self.batch_dim, current.batch_size
+        self.batch_dim, current.batch_size = batch_dim, batch_size
+        return before
+
+    def _others(self) -> list[Intercept]:
+        """Those of other optimizers, which see the pieces, but not what they are pieces of."""
+        if is_compiling():  # refused where there are any
+            return []
+        modes = _get_current_function_mode_stack()
+        return [mode for mode in modes if isinstance(mode, Intercept) and mode is not self]
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if func is checkpoint and is_compiling():

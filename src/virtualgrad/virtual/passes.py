@@ -44,7 +44,7 @@ class Passes:
         self._operator = as_stateful(operator)
         self._batch_size: int | None = None  # of the last call
         self._batch_sizes: set[int | None] = set()  # of all calls of this step
-        self._recomputing: tuple[int, Pass] | None = None  # backward pass -> its pass
+        self._recomputing: Pass | None = None  # by the backward pass that runs now
         # Uses since the last backward pass in compiled calls, which no graph of ours holds alive.
         self._uses_in_training: dict[str, int] = {}
         self._uses_in_eval: dict[str, int] = {}
@@ -83,6 +83,7 @@ class Passes:
         self._sees_all = self._sees_all and not is_grad_enabled()
         task = torch._C._current_graph_task_id()
         if task == -1:
+            self._end_recomputing()  # of a backward pass that has failed
             self.before()
             self._batch_size = batch_size
             self._batch_sizes.add(batch_size)
@@ -101,10 +102,18 @@ class Passes:
         self.current = current
 
     def _recomputed(self, task: int, training: bool) -> Pass:
-        """The pass of which a backward pass recomputes a checkpoint; one for all of them."""
-        if self._recomputing is None or self._recomputing[0] != task:
-            self._recomputing = (task, self._live() or Pass(self._batch_size, training))
-        return self._recomputing[1]
+        """The pass of which a backward pass recomputes a checkpoint; one for all of them.
+
+        Where nothing else holds it (the rest is compiled), it ends with the backward pass.
+        """
+        if self._recomputing is None:
+            self._recomputing = self._live() or Pass(self._batch_size, training)
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_recomputing)
+        self._recomputing.begin_rerun(task)
+        return self._recomputing
+
+    def _end_recomputing(self) -> None:
+        self._recomputing = None
 
     def leave(self) -> None:
         """End a forward pass: only the graph keeps it alive from here on."""
@@ -126,7 +135,8 @@ class Passes:
             current.consumed = True
         self._batch_sizes.clear()
         self._forget_compiled_uses()
-        if not failed:
+        if not failed:  # nor ended early, as what a checkpoint runs again is
+            self._end_recomputing()
             self._operator.begin_graph(first=not under_way)
         elif not is_compiling():  # it goes on, or fails again, without tracing
             self._operator.begin_graph()

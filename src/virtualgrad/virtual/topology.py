@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge
 
 from virtualgrad.errors import LossError, ModelError, NonFiniteError
-from virtualgrad.operators import Operator, apply_operator, as_stateful
+from virtualgrad.operators import Operator, as_stateful
 from virtualgrad.sites import Where, every_linear_site
-from virtualgrad.sites.graph import GraphSite, Slot, find_graph_sites, walk
+from virtualgrad.sites.graph import GraphSite, find_graph_sites, walk
+from virtualgrad.virtual.pulled import gradients_at, pull_back_all
 
 Parameters = Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
 
@@ -65,8 +64,8 @@ def virtual_grad(
     transaction = as_stateful(operator)
     _refuse_hidden_ops(loss, sites)
     try:
-        arrived = _gradients_at(loss, sites)
-        virtual = _pull_back_all(sites, arrived, operator, where or every_linear_site, unique)
+        arrived = gradients_at(loss, sites)
+        virtual = pull_back_all(sites, arrived, operator, where or every_linear_site, unique)
         plain = _plain_gradients(loss, unique, retain_graph, allow_unused)
         _require_finite(transaction.nonfinite_sites())
     except BaseException:
@@ -147,87 +146,6 @@ def _require_finite(places: list[str]) -> None:
             allowed="finite gradients; the state of the operator is as it was",
             todo="look at the inputs and the loss",
         )
-
-
-def _gradients_at(loss: Tensor, sites: list[GraphSite]) -> list[list[Tensor | None]]:
-    """G = dJ/dsigma at every site: one list per node, with an entry per output of the node."""
-    edges, owners = [], []
-    for position, site in enumerate(sites):
-        for output in range(max(1, len(site.node._input_metadata))):
-            edges.append(GradientEdge(site.node, output))
-            owners.append(position)
-    arrived: list[list[Tensor | None]] = [[] for _ in sites]
-    if edges:
-        gradients = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)
-        for position, gradient in zip(owners, gradients, strict=True):
-            arrived[position].append(gradient)
-    return arrived
-
-
-def _pull_back_all(
-    sites: list[GraphSite],
-    arrived: list[list[Tensor | None]],
-    operator: Operator,
-    where: Where,
-    parameters: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """Sum of all pull-backs, for the parameters that at least one T acts on."""
-    plans = [_chosen(site, where) for site in sites]
-    touched = {slot.parameter for chosen in plans for slot in chosen}
-    virtual: dict[str, Tensor] = {}
-    # Backward order, as the engine goes: operators may depend on it (their state does not).
-    for site, gradients, chosen in reversed(list(zip(sites, arrived, plans, strict=True))):
-        if all(g is None for g in gradients):
-            continue
-        plain = [s for s in site.slots if s not in chosen and s.parameter in touched]
-        pieces = []
-        if plain:
-            pieces.append((plain, gradients))
-        if chosen and gradients[0] is not None:
-            assert site.linear is not None
-            seen_by_t = site.linear.only(*(slot.parameter for slot in chosen))
-            transformed = apply_operator(operator, gradients[0], seen_by_t)
-            pieces.append((chosen, [transformed, *gradients[1:]]))
-        for slots, incoming in pieces:
-            outgoing = _call(site.node, incoming)
-            for slot in slots:
-                pulled = outgoing[slot.index]
-                if pulled is not None:
-                    share = _through_chain(slot, pulled, parameters[slot.parameter])
-                    before = virtual.get(slot.parameter)
-                    virtual[slot.parameter] = share if before is None else before + share
-    return virtual
-
-
-def _chosen(site: GraphSite, where: Where) -> list[Slot]:
-    """The slots of a site on which T acts."""
-    if site.linear is None:
-        return []
-    return [
-        slot
-        for slot in site.slots
-        if slot.role is not None and where(site.linear.only(slot.parameter))
-    ]
-
-
-def _call(node: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """A node's own backward: gradients of its inputs from those of its outputs."""
-    with torch.no_grad():
-        result = (node.apply if isinstance(node, BackwardCFunction) else node)(*gradients)
-    return result if isinstance(result, tuple) else (result,)
-
-
-def _through_chain(slot: Slot, pulled: Tensor, parameter: Tensor) -> Tensor:
-    """Pull back through the transparent nodes between the op and the parameter."""
-    node, output = slot.chain[0]
-    metadata = node._input_metadata[output]
-    # The engine would do both: undo broadcasting, and cast where the op mixed dtypes.
-    pulled = pulled.sum_to_size(tuple(metadata.shape)).to(metadata.dtype)
-    if len(slot.chain) == 1:
-        return pulled
-    edge = GradientEdge(node, output)
-    (share,) = torch.autograd.grad([edge], [parameter], grad_outputs=[pulled], retain_graph=True)
-    return share
 
 
 def _plain_gradients(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
+from torch.autograd.function import BackwardCFunction
 from torch.compiler import is_compiling
 
 from virtualgrad.errors import OperatorError, TransformError
@@ -35,6 +37,25 @@ class Brought:
     is_look: bool
 
 
+AROUND = ""
+"""Among what was brought to sites: a graph around that of a reentrant checkpoint is kept."""
+
+
+@dataclass
+class Rerun:
+    """A checkpoint that was run again.
+
+    Attributes:
+        node: its node, which the graph keeps alive.
+        task: the backward pass that has run it last.
+        uses: those of the forward pass before it was run again for the first time.
+    """
+
+    node: weakref.ref[Any]
+    task: int
+    uses: dict[str, int]
+
+
 @dataclass
 class Pass:
     """One forward pass: it numbers the uses of a parameter until a backward pass consumes it.
@@ -42,7 +63,7 @@ class Pass:
     The graph holds it, so it also ends when a graph is thrown away without a backward pass.
     ``loss_scale`` is the factor of the loss (a GradScaler's), ``ranks`` the number of processes
     that share the batch. ``kept`` has what backward passes have brought to a site while they kept
-    the graph.
+    the graph, ``reruns`` the checkpoints that they have run again, by the ids of their nodes.
     """
 
     batch_size: int | None
@@ -52,6 +73,27 @@ class Pass:
     loss_scale: float = 1.0
     ranks: int = 1
     kept: dict[str, Brought] = field(default_factory=dict)
+    reruns: dict[int, Rerun] = field(default_factory=dict)
+
+    def begin_rerun(self, task: int) -> None:
+        """Begin to run a part of it again, in a backward pass.
+
+        A reentrant checkpoint makes its sites anew in each of them. Those of a second pass through
+        a graph that was kept are the same uses once more; and that it is kept, the backward pass
+        that such a checkpoint makes inside does not tell.
+        """
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            self.kept.setdefault(AROUND, Brought(-1, torch.empty(0), {}, is_look=False))
+        node = torch._C._current_autograd_node()
+        if not isinstance(node, BackwardCFunction):
+            return
+        known = self.reruns.get(id(node))
+        if known is None or known.node() is not node:
+            self.reruns[id(node)] = Rerun(weakref.ref(node), task, dict(self.uses))
+        elif known.task != task:
+            known.task = task
+            self.uses.clear()
+            self.uses.update(known.uses)
 
 
 @dataclass(frozen=True)
@@ -174,7 +216,8 @@ class Transform:
     def _keep(self, g: Tensor, asked: Asked) -> None:
         """Note g for a further pass through the graph, if there may be one (``retain_graph``)."""
         epoch = getattr(self.operator, "epoch", None)
-        if epoch is not None and torch._C._autograd._get_current_graph_task_keep_graph():
+        is_kept = torch._C._autograd._get_current_graph_task_keep_graph()
+        if epoch is not None and (is_kept or AROUND in self.current.kept):
             times = dict.fromkeys(asked.leaves, 1)
             self.current.kept[self.site.key] = Brought(epoch, g.clone(), times, asked.is_look)
 
