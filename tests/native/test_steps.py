@@ -220,6 +220,37 @@ def test_nothing_is_done_where_a_number_is_not_finite(place: int, number: float)
     assert step(group(params), looks=False)  # as torch.optim does
 
 
+def test_gradients_are_forgotten_as_torch_forgets_them() -> None:
+    params = parameters()
+    assert library().forget_gradients([group(params), group([])], PLAIN)
+    assert all(each.grad is None for each in params)
+    params = parameters()
+    assert not library().forget_gradients([group(params), group([Other(torch.ones(3))])], PLAIN)
+    assert all(each.grad is not None for each in params[:-1])
+    with Functions():
+        assert not library().forget_gradients([group(params)], PLAIN)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_zero_grad(device: str) -> None:
+    model = network(device)
+    optimizer = SVGD.released(model, 0.1)
+    pass_through(model, optimizer, batch(0, device))
+    kept_by_user = model[8].weight.grad
+    before = kept_by_user.clone()
+    optimizer.zero_grad(set_to_none=False)
+    assert all(each.grad.count_nonzero() == 0 for each in model.parameters())
+    assert model[8].weight.grad is kept_by_user
+    pass_through(model, optimizer, batch(0, device))
+    kept_by_user = model[8].weight.grad
+    with torch.profiler.profile() as profiler:
+        optimizer.zero_grad()
+    assert all(each.grad is None for each in model.parameters())
+    assert torch.equal(kept_by_user, before)
+    names = {event.key for event in profiler.key_averages()}
+    assert "Optimizer.zero_grad#SVGD.zero_grad" in names
+
+
 class Ops(TorchDispatchMode):
     """Sees every op."""
 

@@ -98,7 +98,7 @@ def trained(way: str, run: Run, **reading: Any) -> dict[str, Tensor]:
     return dict(model.named_parameters())
 
 
-@pytest.mark.parametrize("reading", READINGS, ids=str)
+@pytest.mark.parametrize("reading", READINGS, ids=" ".join)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("way", WAYS)
 def test_checkpointed_functions_train_as_without(

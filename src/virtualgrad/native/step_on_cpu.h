@@ -82,6 +82,7 @@ inline bool step_on_cpu(const py::list& groups, const py::dict& kept, const py::
 
 inline void show_steps(py::module_& module) {
   module.def("step_on_cpu", &step_on_cpu);
+  module.def("forget_gradients", &forget_gradients);
   module.def("adds_as_torch", [] { return adds_as_torch().has_value(); });
 }
 

@@ -87,6 +87,27 @@ inline bool is_watched() {
          at::impl::PythonTorchFunctionTLS::stack_len() > 0;
 }
 
+// Whether a parameter is of a plain class (types): others may want to know what is done to them.
+inline bool is_of(const py::handle& owner, const py::tuple& types) {
+  return std::any_of(types.begin(), types.end(), [&owner](const auto& type) {
+    return reinterpret_cast<PyObject*>(Py_TYPE(owner.ptr())) == type.ptr();
+  });
+}
+
+// Let go of all gradients; false, and none is gone, where that is Python's.
+inline bool forget_gradients(const py::list& groups, const py::tuple& types) {
+  if (is_watched()) return false;
+  std::vector<Tensor> params;
+  for (const auto& group : groups) {
+    for (const auto& owner : group["params"].cast<py::list>()) {
+      if (!is_of(owner, types)) return false;
+      params.push_back(THPVariable_Unpack(owner.ptr()));
+    }
+  }
+  for (const auto& each : params) each.mutable_grad().reset();
+  return true;
+}
+
 // The parameters of a group; none where it wants more than descent, or they are of other classes
 // than plain ones (types), or elsewhere.
 inline std::optional<Descent> descent_of(const py::dict& group, const py::tuple& types,
@@ -96,10 +117,7 @@ inline std::optional<Descent> descent_of(const py::dict& group, const py::tuple&
   if (!lr || number_at("momentum") != 0.0 || number_at("weight_decay") != 0.0) return std::nullopt;
   Descent found{group, py::list(), {}, {}, *lr};
   for (const auto& owner : group["params"].cast<py::list>()) {
-    const auto is_its = [&owner](const auto& type) {
-      return reinterpret_cast<PyObject*>(Py_TYPE(owner.ptr())) == type.ptr();
-    };
-    if (std::none_of(types.begin(), types.end(), is_its)) return std::nullopt;
+    if (!is_of(owner, types)) return std::nullopt;
     const auto& parameter = THPVariable_Unpack(owner.ptr());
     if (parameter.device().type() != device) return std::nullopt;
     const auto& grad = parameter.grad();

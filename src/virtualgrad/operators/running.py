@@ -249,6 +249,8 @@ def rollback_all(sites: Sequence[Running], *, is_new: bool = False) -> None:
     for site in sites:
         site.begin_anew()
     compiled = [site.compiled for site in sites if site.compiled is not None]
+    if not compiled:
+        return
     copies_all = is_new or torch.compiler.is_compiling()  # which does not see into a launch
     pairs = []
     for kept in compiled:

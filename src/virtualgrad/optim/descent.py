@@ -26,7 +26,7 @@ from virtualgrad.optim.attaching import attach, detach_at_the_end
 from virtualgrad.optim.gradients import GroupGradients, gradients_of
 from virtualgrad.optim.groups import Numbering, Params, named_groups, summary
 from virtualgrad.optim.mirror import Mirrors
-from virtualgrad.optim.native_steps import step_on_cpu
+from virtualgrad.optim.native_steps import forget_gradients, step_on_cpu
 from virtualgrad.optim.newcomers import Newcomers
 from virtualgrad.optim.nonfinite import GradientCheck, nonfinite_error
 from virtualgrad.optim.occupied import occupy, require_free
@@ -217,7 +217,8 @@ class VirtualGradientDescent(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and what an operator has prepared from them."""
-        super().zero_grad(set_to_none)
+        if not (set_to_none and forget_gradients(self)):
+            super().zero_grad(set_to_none)
         if self._attachment is not None:
             self._look_at_groups()
             if self.grad_scaler is not None:  # a compiled pass asks nobody

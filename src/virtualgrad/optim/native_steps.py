@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import profiler
+from torch.optim import Optimizer
 
 from virtualgrad.native import built
 from virtualgrad.operators import StatefulOperator
@@ -39,3 +41,12 @@ def step_on_cpu(groups: list[dict[str, Any]], operator: StatefulOperator, *, loo
         return False
     operator.note_commit()
     return True
+
+
+def forget_gradients(optimizer: Optimizer) -> bool:
+    """Set all gradients to None; False, and nothing was done, where that is left to torch."""
+    # A profiler sees it under torch's name. To have it told where none is on takes the most time.
+    if torch.compiler.is_compiling() or profiler._is_profiler_enabled:
+        return False
+    library = built()
+    return library is not None and library.forget_gradients(optimizer.param_groups, PLAIN)

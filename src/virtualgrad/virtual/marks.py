@@ -54,17 +54,20 @@ class Marks:
         self._marked: Iterable[Any] = ()
         self._thread = 0
 
-    def may_be_put_on(self) -> bool:
-        """Whether all parameters can be marked: other classes than torch's own have reasons."""
-        return all([type(parameter) is nn.Parameter for parameter in self._parameters()])
+    def put_on(self) -> bool:
+        """Mark the parameters, for ops of this thread.
 
-    def put_on(self) -> None:
-        """Mark the parameters, for ops of this thread."""
+        False, and none is marked, where they are not all torch's own: other classes have reasons.
+        """
+        parameters: Iterable[Any] = self._parameters()
+        if not all([type(parameter) is nn.Parameter for parameter in parameters]):
+            return False
         self._thread = threading.get_ident()
         self.are_on = True
-        kind, self._marked = self._kind, self._parameters()
-        for parameter in self._marked:
+        kind, self._marked = self._kind, parameters
+        for parameter in parameters:
             parameter.__class__ = kind
+        return True
 
     def take_off(self) -> None:
         """Make plain parameters of them again."""

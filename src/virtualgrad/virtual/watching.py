@@ -96,20 +96,19 @@ class Watching(TorchFunctionMode):
             return False
         if _len_torch_function_stack() or not torch._C._is_torch_function_enabled():
             return False  # others watch, or what asks the arguments of ops is switched off
-        if not self._marks.may_be_put_on():
-            return False
-        self._is_by_marks = True
-        self._put_marks_on()
-        return True
+        self._is_by_marks = self._put_marks_on()
+        return self._is_by_marks
 
     def _needs_mode(self) -> bool:
         """Whether passes cannot do with marks alone, whatever comes in them."""
         wants_mode = self.is_sharded or self.sees_all_ops or self.is_shared
         return wants_mode or self.was_compiled or self.has_met_classes
 
-    def _put_marks_on(self) -> None:
-        self._marks.put_on()
+    def _put_marks_on(self) -> bool:
+        if not self._marks.put_on():
+            return False
         self.in_cpp.begin(self.passes.current, self.batch_dim)
+        return True
 
     def _take_marks_off(self) -> None:
         self._marks.take_off()
@@ -129,9 +128,8 @@ class Watching(TorchFunctionMode):
             return
         if not self._is_in_stack() or torch._C._current_graph_task_id() != -1:
             return  # in an op that the mode has met, or what a backward pass runs again in it
-        if not self.tracked.has_living_views() and self._marks.may_be_put_on():
+        if not self.tracked.has_living_views() and self._put_marks_on():
             _take_out(self)
-            self._put_marks_on()
 
     def is_on(self) -> bool:
         """Whether ops are seen now, by marks or by the mode."""
