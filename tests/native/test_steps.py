@@ -151,7 +151,7 @@ def step(*groups: dict[str, Any], looks: bool = True) -> bool:
     return done
 
 
-@pytest.mark.parametrize("lr", [0.3, 1e-9, 2, 0.0])
+@pytest.mark.parametrize("lr", [0.3, 1e-9, 2, 0.0, 0])
 @pytest.mark.parametrize("looks", [True, False])
 def test_descent_to_the_bits_of_torch(lr: float, looks: bool) -> None:
     assert library().adds_as_torch()
@@ -161,6 +161,8 @@ def test_descent_to_the_bits_of_torch(lr: float, looks: bool) -> None:
     torch._foreach_add_(expected[:-1], [each.grad for each in params[:-1]], alpha=-lr)
     assert step(group(params, lr=lr), group([]), looks=looks)
     assert all(map(torch.equal, params, expected))
+    signs = [(one.signbit(), other.signbit()) for one, other in zip(params, expected, strict=True)]
+    assert all(torch.equal(*each) for each in signs)
     assert all(each._version > old for each, old in zip(params[:-1], versions, strict=False))
     assert params[-1]._version == versions[-1]
 
@@ -178,6 +180,12 @@ def with_sparse(params: list[nn.Parameter]) -> dict[str, Any]:
     return group(params)
 
 
+def with_overlap(params: list[nn.Parameter]) -> dict[str, Any]:
+    memory = torch.randn(2001)
+    params[6].data, params[6].grad = memory[:1003], memory[5:1008]
+    return group(params)
+
+
 def with_other_shape(params: list[nn.Parameter]) -> dict[str, Any]:
     params[7].grad = None
     params[7].grad = torch.ones(40, 50)
@@ -189,12 +197,15 @@ REFUSED: dict[str, Callable[[list[nn.Parameter]], dict[str, Any]]] = {
     "momentum": lambda params: group(params, momentum=0.9),
     "weight decay": lambda params: group(params, weight_decay=0.1),
     "a tensor for lr": lambda params: group(params, lr=torch.tensor(0.1)),
+    "too large a number": lambda params: group(params, lr=1e39),
+    "far too large a number": lambda params: group(params, lr=10**400),
     "a number of numpy's": lambda params: group(params, lr=numpy.float32(0.1)),
     "double": lambda params: group([*params, *parameters(torch.float64)]),
     "bfloat16": lambda params: group([*params, *parameters(torch.bfloat16)]),
     "another class": with_class,
     "sparse": with_sparse,
     "another shape": with_other_shape,
+    "a gradient in the parameter's memory": with_overlap,
 }
 
 
@@ -293,10 +304,23 @@ def test_another_process_or_a_commit_of_ones_own() -> None:
     assert optimizer.operator.plain_sites() == {}
     optimizer.operator.ranks = object()
     assert optimizer.operator.plain_sites() is None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(optimizer.operator), "commit", lambda self: None)
-        optimizer.operator.ranks = None
-        assert optimizer.operator.plain_sites() is None
+    optimizer.operator.ranks = None
+    for method in ("begin_reduction", "reduce", "commit", "witnesses", "counts"):
+        for of in (type(optimizer.operator), optimizer.operator):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(of, method, lambda *_: None)
+                assert optimizer.operator.plain_sites() is None
+    assert optimizer.operator.plain_sites() is not None
+
+
+def test_groups_in_a_tuple() -> None:
+    model = network("cpu")
+    optimizer = SVGD.released(model, 0.1)
+    optimizer.param_groups = tuple(optimizer.param_groups)
+    pass_through(model, optimizer, batch(0, "cpu"))
+    optimizer.step()
+    optimizer.zero_grad()
+    assert all(each.grad is None for each in model.parameters())
 
 
 # ------------------------------------------------------------------------- layouts that come again

@@ -5,6 +5,8 @@ As in ``test_kernels.py``, the functions ``check_*`` run in Triton's interpreter
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from interpreted import needs_triton, run_checks
@@ -13,6 +15,7 @@ from torch import Tensor
 from virtualgrad.operators.addresses import MOST_KEPT
 from virtualgrad.operators.guard import MOST_STEPS, Guard
 from virtualgrad.operators.walks import NUMBERS
+from virtualgrad.optim.unwaited import Unwaited
 
 SHAPES = [(1,), (3, 5), (0,), (NUMBERS,), (2 * NUMBERS + 1,), (8, 4, 3, 3), (1, 1)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -229,6 +232,23 @@ def check_means_and_exchange():
     for factor_of in FACTORS:
         compare_means("cpu", factor_of)
     compare_exchange("cpu")
+
+
+def check_learning():
+    """C++ learns a step from the very launches that it was asked for in vain, and from no others."""
+    guard, learned = Guard(torch.ones(1).device), []
+    guard._in_cpp = SimpleNamespace(learn=lambda *told: learned.append(told))
+    guard.learn()
+    assert not learned
+    for _ in range(2):
+        guard.is_new = True
+        guard.learn()
+        guard.learn()
+    assert len(learned) == 2
+    unwaited = Unwaited()
+    unwaited._guard, guard.is_new = guard, True
+    assert not unwaited.step_again([], SimpleNamespace(plain_sites=lambda: None))
+    assert not guard.is_new
 
 
 def check_refusals():

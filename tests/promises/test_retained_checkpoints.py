@@ -23,22 +23,24 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 
 Run = Callable[..., Tensor]
 RUNS: dict[str, Run] = {
-    "reentrant": lambda function, x: checkpoint(function, x, use_reentrant=True),
-    "non-reentrant": lambda function, x: checkpoint(function, x, use_reentrant=False),
+    "reentrant": lambda function, *args: checkpoint(function, *args, use_reentrant=True),
+    "non-reentrant": lambda function, *args: checkpoint(function, *args, use_reentrant=False),
 }
 
 
 class Model(nn.Module):
-    """A block that is used twice, a method, and one checkpoint in another."""
+    """A block that is used twice, a method, one checkpoint in another, a parameter as argument."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
         self.first, self.run = nn.Linear(WIDTH, WIDTH), run
         self.block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.LayerNorm(WIDTH))
         self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.given = nn.Parameter(torch.randn(WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.run(self.block, self.first(x))
+        x = self.run(torch.matmul, x, self.given)
         return self.run(self.block, self.run(self.method, x))
 
     def method(self, x: Tensor) -> Tensor:
@@ -79,7 +81,7 @@ def test_as_without_checkpoints(
     run: str, backward: Callable[[Tensor], None], reading: dict[str, Any]
 ) -> None:
     found, keys = trained(RUNS[run], backward, **reading)
-    expected, expected_keys = trained(lambda function, x: function(x), backward, **reading)
+    expected, expected_keys = trained(lambda function, *args: function(*args), backward, **reading)
     assert keys == expected_keys
     for name, parameter in expected.items():
         torch.testing.assert_close(found[name], parameter, rtol=1e-9, atol=1e-12, msg=name)

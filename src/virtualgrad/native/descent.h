@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 
 #include <optional>
 
@@ -69,7 +70,8 @@ inline std::optional<Adding> adds_as_torch() {
 // Whether a parameter and its gradient can be added here, or by torch's op.
 inline bool can_descend(const Tensor& theta, const Tensor& v) {
   return theta.is_cpu() && v.is_cpu() && theta.scalar_type() == at::kFloat &&
-         v.scalar_type() == at::kFloat && theta.sizes() == v.sizes();
+         v.scalar_type() == at::kFloat && theta.sizes() == v.sizes() &&
+         at::get_overlap_status(theta, v) != at::MemOverlapStatus::Partial;
 }
 
 // theta <- theta + by v

@@ -42,7 +42,7 @@ class GuardedSteps {
   //   staged, sent: room for addresses on the host and on the device.
   //   flag, answer, number: of the step (Guard).
   //   stream: of the device.
-  std::optional<py::tuple> step(const py::list& groups, const py::dict& kept, const Tensor& staged,
+  std::optional<py::tuple> step(const py::iterable& groups, const py::dict& kept, const Tensor& staged,
                                 const Tensor& sent, const Tensor& flag, const Tensor& answer,
                                 double number, uintptr_t stream) {
     pending_.reset();
@@ -196,7 +196,7 @@ class GuardedSteps {
     for (const auto& each : work.descents) {
       values.clear();
       const auto& kernel = begin(values);
-      for (const double by : {1.0, 0.0, 1.0, -each.lr}) values.push_back(Kernel::value_of(by));
+      for (const double by : {1.0, 0.0, 1.0, each.by}) values.push_back(Kernel::value_of(by));
       values.push_back(each.params.size());
       end(kernel, values);
       for (const auto& theta : each.params) theta.unsafeGetTensorImpl()->bump_version();

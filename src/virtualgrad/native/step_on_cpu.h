@@ -37,7 +37,7 @@ inline void take(const Traced& each) {
 // Args:
 //   groups, kept, types: as gather wants them.
 //   looks: whether anybody looks.
-inline bool step_on_cpu(const py::list& groups, const py::dict& kept, const py::tuple& types,
+inline bool step_on_cpu(const py::iterable& groups, const py::dict& kept, const py::tuple& types,
                         bool looks) {
   const auto adding = adds_as_torch();
   if (!adding || !rounds_once()) return false;
@@ -64,7 +64,7 @@ inline bool step_on_cpu(const py::list& groups, const py::dict& kept, const py::
     }
     for (const auto& each : work->descents) {
       for (size_t place = 0; place < each.params.size(); ++place) {
-        descend(each.params[place], each.grads[place], -each.lr, *adding);
+        descend(each.params[place], each.grads[place], each.by, *adding);
       }
     }
     for (const auto& each : work->sites) {

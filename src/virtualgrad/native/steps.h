@@ -16,6 +16,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -29,7 +31,7 @@ struct Descent {
   py::dict group;
   py::list owners;  // the parameters, as Python has them
   std::vector<Tensor> params, grads;
-  double lr;
+  double by;  // -lr
 };
 
 // A site that was reached.
@@ -87,6 +89,11 @@ inline bool is_watched() {
          at::impl::PythonTorchFunctionTLS::stack_len() > 0;
 }
 
+// Whether a number is one in float32, too; of others torch tells what is wrong with them.
+inline bool fits(double number) {
+  return std::abs(number) <= static_cast<double>(std::numeric_limits<float>::max());
+}
+
 // Whether a parameter is of a plain class (types): others may want to know what is done to them.
 inline bool is_of(const py::handle& owner, const py::tuple& types) {
   return std::any_of(types.begin(), types.end(), [&owner](const auto& type) {
@@ -95,7 +102,7 @@ inline bool is_of(const py::handle& owner, const py::tuple& types) {
 }
 
 // Let go of all gradients; false, and none is gone, where that is Python's.
-inline bool forget_gradients(const py::list& groups, const py::tuple& types) {
+inline bool forget_gradients(const py::iterable& groups, const py::tuple& types) {
   if (is_watched()) return false;
   std::vector<Tensor> params;
   for (const auto& group : groups) {
@@ -114,8 +121,9 @@ inline std::optional<Descent> descent_of(const py::dict& group, const py::tuple&
                                          at::DeviceType device) {
   const auto number_at = [&group](const char* name) { return number(group[name].ptr()); };
   const auto lr = number_at("lr");
-  if (!lr || number_at("momentum") != 0.0 || number_at("weight_decay") != 0.0) return std::nullopt;
-  Descent found{group, py::list(), {}, {}, *lr};
+  if (!lr || !fits(*lr) || number_at("momentum") != 0.0 || number_at("weight_decay") != 0.0) return std::nullopt;
+  const bool is_whole = PyLong_Check(group["lr"].ptr());  // of which there is no -0
+  Descent found{group, py::list(), {}, {}, is_whole ? 0.0 - *lr : -*lr};
   for (const auto& owner : group["params"].cast<py::list>()) {
     if (!is_of(owner, types)) return std::nullopt;
     const auto& parameter = THPVariable_Unpack(owner.ptr());
@@ -152,7 +160,7 @@ inline std::optional<Reached> reached(const py::object& running, int64_t element
   if (!factor_of.is_none()) {
     const auto numbers = factor_of.cast<py::tuple>();
     const auto s = number(numbers[0].ptr()), eps = number(numbers[1].ptr());
-    if (!s || !eps) return std::nullopt;
+    if (!s || !eps || !fits(*s) || !fits(*eps)) return std::nullopt;
     found.factor = tensor_of(names.factor, running);
     found.s = *s;
     found.eps = *eps;
@@ -170,7 +178,7 @@ inline std::optional<Reached> reached(const py::object& running, int64_t element
 //   kept: of each site, by its key.
 //   types: plain classes of parameters.
 //   device: where they are to be.
-inline std::optional<Work> gather(const py::list& groups, const py::dict& kept,
+inline std::optional<Work> gather(const py::iterable& groups, const py::dict& kept,
                                   const py::tuple& types, at::DeviceType device) {
   if (is_watched()) return std::nullopt;
   Work work;

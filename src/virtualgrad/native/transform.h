@@ -83,7 +83,10 @@ struct Names {
 // A number of the user's; none if it is something else, such as a tensor.
 inline std::optional<double> number(PyObject* object) {
   if (PyFloat_Check(object)) return PyFloat_AS_DOUBLE(object);
-  if (PyLong_CheckExact(object)) return PyLong_AsDouble(object);
+  if (!PyLong_CheckExact(object)) return std::nullopt;
+  const double found = PyLong_AsDouble(object);
+  if (PyErr_Occurred() == nullptr) return found;
+  PyErr_Clear();  // larger than any: Python tells what is wrong with it
   return std::nullopt;
 }
 

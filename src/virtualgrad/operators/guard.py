@@ -68,6 +68,7 @@ class Guard:
             of the last step in which it had one. A GPU writes there only if there is something to
             tell; to be read when it is through.
         step: the number of this step.
+        is_new: whether C++ was asked to make this step, and has met no other like it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,6 +80,7 @@ class Guard:
         self.flag = torch.zeros(1, dtype=torch.float32, device=device)
         self._have_room_for(1)
         self.step = 0.0
+        self.is_new = False
         self._addresses = Addresses(device)
         self._launched: list[tuple[Table, tuple[bool, ...]]] = []
         library = built() if device.type == "cuda" else None
@@ -232,6 +234,7 @@ class Guard:
             how many tensors were looked at); None, and nothing was done, where Python is to make
             the step.
         """
+        self.is_new = False
         if self._in_cpp is None or self.device.index != torch.cuda.current_device():
             return None
         self.begin()
@@ -241,14 +244,18 @@ class Guard:
             of_step = self.flag, self.answer, self.step, STREAM_ON(self.device.index)
             done = self._in_cpp.step(groups, sites, *room, *of_step)
             self._is_pending = done is not None
+            self.is_new = done is None
             return done
         finally:
             self.end()
 
     def learn(self) -> None:
-        """Have C++ do again what was launched, in steps that are laid out alike."""
+        """Have C++ do again what was launched, in steps laid out as the one that it declined."""
+        is_new, self.is_new = self.is_new, False
+        if not is_new:
+            return
         walked = [table.in_cpp(options) for table, options in self._launched]
-        if self._in_cpp is not None and all(each is not None for each in walked):
+        if all(each is not None for each in walked):
             self._in_cpp.learn(walked, self._addresses.given is self._addresses.staged)
 
     # ------------------------------------------------------------------ what came of it

@@ -140,7 +140,10 @@ class Unwaited:
             operator: T, with what backward passes have brought to it.
         """
         guard = self._guard
-        if guard is None or torch.compiler.is_compiling() or built() is None or is_capturing():
+        if guard is None:
+            return False
+        guard.is_new = False
+        if torch.compiler.is_compiling() or built() is None or is_capturing():
             return False
         sites = operator.plain_sites()
         made = None if sites is None else guard.step_again(groups, sites)

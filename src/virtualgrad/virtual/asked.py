@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.compiler import is_compiling
 
 LEAF = "torch::autograd::AccumulateGrad"
@@ -46,7 +47,7 @@ class Asked(NamedTuple):
     """The parameters into which a backward pass pulls T(g) of one site.
 
     Attributes:
-        leaves: their ids.
+        leaves: a number of each, its own as long as the graph lives.
         is_look: none of them gets it in ``.grad``: ``torch.autograd.grad`` hands it out.
     """
 
@@ -73,9 +74,17 @@ def asked_behind(nodes: Iterable[Any]) -> Asked:
         try:
             is_executed = torch._C._will_engine_execute_node(node)
         except RuntimeError:  # captured, as above
-            found.add(id(node.variable))
+            found.add(_number_of(node.variable))
             continue
         if is_executed:
-            found.add(id(node.variable))
+            found.add(_number_of(node.variable))
             is_look = False
     return Asked(frozenset(found or {0}), is_look)  # 0: of a view itself
+
+
+def _number_of(leaf: Tensor) -> int:
+    """Its id; or where it lies, as the leaves that a reentrant checkpoint makes of its arguments.
+
+    These are tensors of their own, others in each backward pass, in the memory of the parameters.
+    """
+    return -leaf.data_ptr() if type(leaf) is Tensor else id(leaf)
