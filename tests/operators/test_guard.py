@@ -235,7 +235,7 @@ def check_means_and_exchange():
 
 
 def check_learning():
-    """C++ learns a step from the very launches that it was asked for in vain, and from no others."""
+    """C++ learns a step from the launches for which it was asked in vain, and from no others."""
     guard, learned = Guard(torch.ones(1).device), []
     guard._in_cpp = SimpleNamespace(learn=lambda *told: learned.append(told))
     guard.learn()
