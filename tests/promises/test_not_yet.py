@@ -12,6 +12,7 @@ import pytest
 import torch
 from processes import run_ranks
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from unsupported_ranks import compiled_shards, sharded_checkpoint
 
 from virtualgrad import SVGD
@@ -92,3 +93,14 @@ def test_two_optimizers_on_a_compiled_model_are_refused(whole: bool, fullgraph: 
     run(x).square().mean().backward()
     second.step()
     assert list(second.operator.state) == ["2:linear(weight)"]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_hooks_of_the_outermost_module_run_outside_of_the_pass(wrapped: bool) -> None:
+    layer = nn.Linear(4, 3)
+    prune.l1_unstructured(layer, "weight", 0.5)
+    model = nn.Sequential(layer) if wrapped else layer
+    optimizer = SVGD(model, 0.1)
+    model(torch.randn(5, 4)).square().mean().backward()
+    optimizer.step()
+    assert any("weight_orig" in key for key in optimizer.operator.state) == wrapped
