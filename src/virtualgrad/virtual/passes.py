@@ -22,6 +22,10 @@ from virtualgrad.virtual.tracking import Pass
 CALLS = ""  # among the uses: compiled calls of the model, or of parts of it
 
 
+def _no_pass() -> None:
+    """Stands for the reference to a pass that is over."""
+
+
 class Passes:
     """The forward passes of one model, one after the other.
 
@@ -40,11 +44,12 @@ class Passes:
         self.before: Callable[[], None] = lambda: None
         self.loss_scale = 1.0
         self.ranks = 1
-        self._live: weakref.ref[Pass] = weakref.ref(self.current)
+        self._live: Callable[[], Pass | None] = weakref.ref(self.current)
         self._operator = as_stateful(operator)
         self._batch_size: int | None = None  # of the last call
         self._batch_sizes: set[int | None] = set()  # of all calls of this step
         self._recomputing: Pass | None = None  # by the backward pass that runs now
+        self._has_begun = False  # an eager forward pass, since the last step
         # Uses since the last backward pass in compiled calls, which no graph of ours holds alive.
         self._uses_in_training: dict[str, int] = {}
         self._uses_in_eval: dict[str, int] = {}
@@ -84,6 +89,7 @@ class Passes:
         task = torch._C._current_graph_task_id()
         if task == -1:
             self._end_recomputing()  # of a backward pass that has failed
+            self._has_begun = True
             self.before()
             self._batch_size = batch_size
             self._batch_sizes.add(batch_size)
@@ -104,16 +110,23 @@ class Passes:
     def _recomputed(self, task: int, training: bool) -> Pass:
         """The pass of which a backward pass recomputes a checkpoint; one for all of them.
 
-        Where nothing else holds it (the rest is compiled), it ends with the backward pass.
+        The next forward pass ends it. Where the rest is compiled there is none that is seen: then
+        it ends with the backward pass.
         """
         if self._recomputing is None:
             self._recomputing = self._live() or Pass(self._batch_size, training)
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_recomputing)
+            if not self._has_begun:
+                engine = torch.autograd.Variable._execution_engine
+                engine.queue_callback(self._end_recomputed_alone)
         self._recomputing.begin_rerun(task)
         return self._recomputing
 
     def _end_recomputing(self) -> None:
         self._recomputing = None
+
+    def _end_recomputed_alone(self) -> None:
+        self._recomputing = None
+        self._live = _no_pass  # also where something has yet to let go of it
 
     def leave(self) -> None:
         """End a forward pass: only the graph keeps it alive from here on."""
@@ -137,6 +150,7 @@ class Passes:
         self._forget_compiled_uses()
         if not failed:  # nor ended early, as what a checkpoint runs again is
             self._end_recomputing()
+            self._has_begun = False
             self._operator.begin_graph(first=not under_way)
         elif not is_compiling():  # it goes on, or fails again, without tracing
             self._operator.begin_graph()

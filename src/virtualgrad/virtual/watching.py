@@ -96,6 +96,7 @@ class Watching(TorchFunctionMode):
             return False
         if _len_torch_function_stack() or not torch._C._is_torch_function_enabled():
             return False  # others watch, or what asks the arguments of ops is switched off
+        self._is_by_marks = True  # whatever breaks in on the way: marks are taken off then
         self._is_by_marks = self._put_marks_on()
         return self._is_by_marks
 
