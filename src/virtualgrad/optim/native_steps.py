@@ -3,7 +3,7 @@
     look at all gradients and statistics  ->  theta - lr v, r and T's factors
 
 It is what :mod:`.descent` does otherwise, call by call, to the same bits: descent without momentum
-and weight decay along plain gradients, and the commit of the sites that eager passes have reached.
+and weight decay along plain gradients, and the commit of all sites that were reached.
 Whatever else there is to be done, Python does all of it, and tells what is not finite.
 """
 
